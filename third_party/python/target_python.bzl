@@ -1,0 +1,82 @@
+"""@target_python: the CPython that extension modules and the wheel are built for.
+
+By default the one that runs the tests (@python_env). Environment variables (or --repo_env) choose
+another one, of which only the headers are needed:
+  MOK_TARGET_PYTHON_HEADERS  a folder with Python.h (or a folder or .tar.gz that holds one such
+                             folder), made for this operating system and processor.
+"""
+
+load("//third_party/python:pip.bzl", "run")
+
+_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "headers",
+    hdrs = glob(["include/**/*.h"]),
+    includes = ["include"],
+)
+
+cc_library(
+    name = "pybind11",
+    deps = [
+        ":headers",
+        "@python_env//:pybind11_headers",
+    ],
+)
+"""
+
+_DEFS = """
+PYTHON_TAG = "{python_tag}"
+PLATFORM_TAG = "{platform_tag}"
+EXTENSION_SUFFIX = "{extension_suffix}"
+IS_HOST_PYTHON = {is_host}
+"""
+
+def _find_headers(repository_context, given):
+    """The folder with Python.h, and the CPython minor version that its patchlevel.h states."""
+    if given.endswith(".tar.gz") or given.endswith(".tgz"):
+        repository_context.extract(given, "unpacked")
+        given = str(repository_context.path("unpacked"))
+    found = run(repository_context, ["find", "-L", given, "-maxdepth", "3", "-name", "Python.h"])
+    folders = [line[:-len("/Python.h")] for line in found.splitlines()]
+    if len(folders) != 1:
+        fail("MOK_TARGET_PYTHON_HEADERS=%s: expected one Python.h, found %d" % (given, len(folders)))
+    version = {}
+    for line in repository_context.read(folders[0] + "/patchlevel.h").splitlines():
+        words = line.split()
+        if len(words) >= 3 and words[0] == "#define":
+            version[words[1]] = words[2]
+    if version.get("PY_MAJOR_VERSION") != "3":
+        fail("%s/patchlevel.h names no CPython 3 version" % folders[0])
+    return folders[0], version["PY_MINOR_VERSION"]
+
+def _target_python_implementation(repository_context):
+    facts = json.decode(repository_context.read(repository_context.attr.facts))
+    include = facts["include"]
+    minor = facts["version"][1]
+    suffix = facts["extension_suffix"]
+    given = repository_context.os.environ.get("MOK_TARGET_PYTHON_HEADERS", "")
+    if given:
+        include, minor = _find_headers(repository_context, given)
+
+        # ".cpython-311-x86_64-linux-gnu.so": only the version differs on the same platform.
+        host_version = "-3%d-" % facts["version"][1]
+        suffix = suffix.replace(host_version, "-3%s-" % minor)
+    repository_context.symlink(include, "include")
+    repository_context.file("BUILD.bazel", _BUILD)
+    repository_context.file("defs.bzl", _DEFS.format(
+        python_tag = "cp3%s" % minor,
+        platform_tag = facts["platform_tag"],
+        extension_suffix = suffix,
+        is_host = not given,
+    ))
+
+target_python = repository_rule(
+    implementation = _target_python_implementation,
+    attrs = {"facts": attr.label(
+        default = Label("@python_env//:facts.json"),
+        allow_single_file = True,
+    )},
+    environ = ["MOK_TARGET_PYTHON_HEADERS"],
+)
