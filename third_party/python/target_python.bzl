@@ -4,6 +4,9 @@ By default the one that runs the tests (@python_env). Environment variables (or 
 another one, of which only the headers are needed:
   MOK_TARGET_PYTHON_HEADERS  a folder with Python.h (or a folder or .tar.gz that holds one such
                              folder), made for this operating system and processor.
+Debian and Ubuntu keep the platform's half of pyconfig.h in another folder, which may be missing
+from such a copy; the half of the Python that runs here then stands in for it: it describes the
+platform (sizes of types and the like), not the version.
 """
 
 load("//third_party/python:pip.bzl", "run")
@@ -13,8 +16,8 @@ package(default_visibility = ["//visibility:public"])
 
 cc_library(
     name = "headers",
-    hdrs = glob(["include/**/*.h"]),
-    includes = ["include"],
+    hdrs = glob(["include/**/*.h", "platform_include/**/*.h"], allow_empty = True),
+    includes = ["include", "platform_include"],
 )
 
 cc_library(
@@ -44,12 +47,22 @@ def _find_headers(repository_context, given):
         fail("MOK_TARGET_PYTHON_HEADERS=%s: expected one Python.h, found %d" % (given, len(folders)))
     version = {}
     for line in repository_context.read(folders[0] + "/patchlevel.h").splitlines():
-        words = line.split()
+        words = [word for word in line.replace("\t", " ").split(" ") if word]
         if len(words) >= 3 and words[0] == "#define":
             version[words[1]] = words[2]
     if version.get("PY_MAJOR_VERSION") != "3":
         fail("%s/patchlevel.h names no CPython 3 version" % folders[0])
     return folders[0], version["PY_MINOR_VERSION"]
+
+def _add_platform_configuration(repository_context, include, minor, host_include):
+    """Supplies <x86_64-linux-gnu/python3.N/pyconfig.h> where pyconfig.h refers to a missing one."""
+    ending = "-linux-gnu/python3.%s/pyconfig.h>" % minor
+    for line in repository_context.read(include + "/pyconfig.h").splitlines():
+        if not line.strip().endswith(ending):
+            continue
+        path = line.split("<")[1].split(">")[0]
+        if not repository_context.path("/usr/include/" + path).exists:
+            repository_context.symlink(host_include + "/pyconfig.h", "platform_include/" + path)
 
 def _target_python_implementation(repository_context):
     facts = json.decode(repository_context.read(repository_context.attr.facts))
@@ -63,6 +76,7 @@ def _target_python_implementation(repository_context):
         # ".cpython-311-x86_64-linux-gnu.so": only the version differs on the same platform.
         host_version = "-3%d-" % facts["version"][1]
         suffix = suffix.replace(host_version, "-3%s-" % minor)
+        _add_platform_configuration(repository_context, include, minor, facts["include"])
     repository_context.symlink(include, "include")
     repository_context.file("BUILD.bazel", _BUILD)
     repository_context.file("defs.bzl", _DEFS.format(
