@@ -38,9 +38,9 @@ class RouteAllGather {
   RouteAllGather(const SymmetricHeap& heap, size_t offset, int64_t max_tokens, int topk);
 
   // Starts a round with this rank's [num_tokens, topk] global expert ids, contiguous; -1 = no
-  // route. Int64 ids are narrowed; one that does not fit int32 becomes INT32_MAX, which no expert
-  // count admits, so that the check of the routing table still reports it.
-  // kOutOfRange when num_tokens is not in [0, max_tokens].
+  // route. kOutOfRange, with nothing published, when num_tokens is not in [0, max_tokens] or an
+  // int64 id does not fit int32 (names token, k and id; the range of experts is checked where the
+  // table is built).
   Status Publish(const int32_t* expert_ids, int64_t num_tokens);
   Status Publish(const int64_t* expert_ids, int64_t num_tokens);
 
