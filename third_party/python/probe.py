@@ -11,7 +11,7 @@ def _package_folder(name):
     """The folder of an importable package, or "" when it is not installed."""
     spec = importlib.util.find_spec(name)
     locations = spec.submodule_search_locations if spec else None
-    return list(locations)[0] if locations else ""
+    return next(iter(locations)) if locations else ""
 
 
 def main():
