@@ -14,7 +14,8 @@ def run(repository_context, command, timeout = 3600):
 
 def find_python(repository_context):
     """The interpreter that repositories start from: MOK_PYTHON, else python3 on PATH."""
-    python = repository_context.os.environ.get("MOK_PYTHON", "") or repository_context.which("python3")
+    given = repository_context.os.environ.get("MOK_PYTHON", "")
+    python = given or repository_context.which("python3")
     if not python:
         fail("python3 not found: install it, or set MOK_PYTHON to a CPython 3.10 to 3.14")
     return python

@@ -44,7 +44,7 @@ def _find_headers(repository_context, given):
     found = run(repository_context, ["find", "-L", given, "-maxdepth", "3", "-name", "Python.h"])
     folders = [line[:-len("/Python.h")] for line in found.splitlines()]
     if len(folders) != 1:
-        fail("MOK_TARGET_PYTHON_HEADERS=%s: expected one Python.h, found %d" % (given, len(folders)))
+        fail("MOK_TARGET_PYTHON_HEADERS=%s holds %d Python.h, not 1" % (given, len(folders)))
     version = {}
     for line in repository_context.read(folders[0] + "/patchlevel.h").splitlines():
         words = [word for word in line.replace("\t", " ").split(" ") if word]
