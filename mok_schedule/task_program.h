@@ -1,0 +1,78 @@
+// The task program: the total order of the tasks of a pass and their dependencies, as functions.
+//
+// Forward (q runs over minibatches; macrobatches from the last to the first, so that at the end the
+// ring holds macrobatch 0, which the backward needs first; minibatches ascending inside):
+//     EntryBarrier, SharedGateUp*, SharedDown*, Dispatch(q0),
+//     for q: GateUp(q), Down(q), Dispatch(q+1), Combine(q);
+//     ExitBarrier, TokenReduce*
+// Backward (macrobatches ascending; [ ] only where macrobatch or shared expert is recomputed):
+//     EntryBarrier, [SharedRecomputeGateUp*], SharedDownGrad*, SharedInputGrad*,
+//     [RecomputeDispatch(q0)], ReverseCombine(q0),
+//     for q: [RecomputeGateUp(q)], DownGrad(q), InputGrad(q),
+//            where q ends a macrobatch: WeightGradDown*, WeightGradGateUp* of each piece,
+//            [RecomputeDispatch(q+1)], ReverseCombine(q+1), ReverseDispatch(q);
+//     SharedWeightGradDown*, SharedWeightGradGateUp*, WeightGrad* of experts without rows,
+//     ExitBarrier, TokenReduce*
+// Inside a minibatch tiles are the outer loop and row blocks the inner one, so that a tile's
+// weights stay in cache; token blocks of the shared expert are taken in groups of the same size.
+//
+// Two queues, compute and communication, are the subsequences of this order. Invariants (tested):
+//  - a task waits only for tasks that precede it in the merged order, so that any number of
+//    workers >= 1 per queue, each taking the next task and finishing it, cannot deadlock;
+//  - between the barriers no rank waits for another rank;
+//  - a ring slot, and the carry buffer, is overwritten only after its last reader has signalled.
+//
+// ProgramView (program_view.h) is the plain form that device code uses; TaskProgram owns its
+// arrays on the host. Both have the same functions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mok_core/status.h"
+#include "mok_schedule/program_dependencies.h"
+#include "mok_schedule/program_shape.h"
+#include "mok_schedule/program_view.h"
+#include "mok_schedule/routing_table.h"
+#include "mok_schedule/task.h"
+
+namespace mok {
+
+class TaskProgram {
+ public:
+  // `table` must outlive the program and have shape.ring.num_row_blocks row blocks.
+  // kInvalidArgument names the field of the shape that is out of its range.
+  static StatusOr<TaskProgram> Create(const ProgramShape& shape, const RoutingTableView& table);
+
+  // The view points into the program's arrays: moving keeps them in place, copying would not.
+  TaskProgram(TaskProgram&&) = default;
+  TaskProgram& operator=(TaskProgram&&) = default;
+  TaskProgram(const TaskProgram&) = delete;
+  TaskProgram& operator=(const TaskProgram&) = delete;
+
+  const ProgramShape& shape() const { return view_.shape(); }
+  const ProgramView& view() const { return view_; }
+
+  // Number of tasks of a queue.
+  int64_t NumTasks(Queue queue) const { return view_.NumTasks(queue); }
+  // Task `index` of a queue, 0 <= index < NumTasks(queue).
+  Task Decode(Queue queue, int64_t index) const { return view_.Decode(queue, index); }
+  // What the task waits for and signals.
+  Dependencies DependenciesOf(const Task& task) const { return mok::DependenciesOf(view_, task); }
+  // Counters used by waits and signals: 0 .. NumCounters() - 1, all zero when the pass begins.
+  int32_t NumCounters() const { return view_.NumCounters(); }
+  // The rows of a WeightGradDown or WeightGradGateUp task.
+  WeightGradPiece PieceOf(const Task& task) const { return view_.PieceOf(task); }
+  // For messages and traces: which counter of which kind a counter index is.
+  CounterName NameOfCounter(int32_t counter) const { return view_.NameOfCounter(counter); }
+
+ private:
+  TaskProgram() = default;
+
+  std::vector<int32_t> piece_begin_;
+  std::vector<int32_t> piece_expert_;
+  std::vector<int32_t> carry_owner_;
+  ProgramView view_;
+};
+
+}  // namespace mok
