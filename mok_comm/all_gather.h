@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "mok_comm/symmetric_heap.h"
-#include "mok_core/counter.h"
+#include "mok_core/macros.h"
 #include "mok_core/status.h"
 
 namespace mok {

@@ -1,0 +1,21 @@
+// Plain types shared by device code, its host emulation and host code.
+#pragma once
+
+#include <cstdint>
+
+namespace mok {
+
+// Coordinates or extents of threads, blocks, clusters.
+struct Index3 {
+  uint32_t x = 1, y = 1, z = 1;
+};
+
+// 16 bytes, the widest load or store of one thread.
+struct alignas(16) Word4 {
+  uint32_t x, y, z, w;
+};
+
+// Permutation of 16-byte chunks inside rows of shared memory; the value is the span in bytes.
+enum class Swizzle : int { kNone = 0, k32 = 32, k64 = 64, k128 = 128 };
+
+}  // namespace mok
