@@ -3,8 +3,7 @@
 // Built on the same kernels as TileWorker, with the same numerics (see tile_worker.h): the bits of
 // c(i, j) depend on row i of the left and column j of the right operand, K and the ISA; not on m,
 // n, the number of workers or the rest of the matrices.
-#ifndef MOK_GEMM_HOST_GEMM_H_
-#define MOK_GEMM_HOST_GEMM_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -70,5 +69,3 @@ class GemmRunner {
 Status Gemm(Isa isa, int num_workers, const GemmProblem& problem);
 
 }  // namespace mok
-
-#endif  // MOK_GEMM_HOST_GEMM_H_

@@ -1,6 +1,5 @@
 // Instruction sets the host tile workers are compiled for, and the run-time choice between them.
-#ifndef MOK_GEMM_HOST_ISA_H_
-#define MOK_GEMM_HOST_ISA_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -34,5 +33,3 @@ Isa BestIsa();
 std::vector<Isa> SupportedIsas();
 
 }  // namespace mok
-
-#endif  // MOK_GEMM_HOST_ISA_H_
