@@ -44,6 +44,9 @@ class DependencyList {
     const int64_t occupants = OccupantsBefore(family) + static_cast<int64_t>(occupant);
     WaitFor(family, Slot(), occupants * SignalsPerBlock(family));
   }
+  MOK_HOST_DEVICE void WaitForAllRowBlocksSent() {
+    WaitFor(CounterFamily::kRowBlocksSent, 0, program_.shape().ring.num_row_blocks);
+  }
   MOK_HOST_DEVICE void Signal(CounterFamily family, int64_t index) {
     result_.signals[result_.num_signals++] = program_.CounterOf(family, index);
   }
@@ -53,26 +56,43 @@ class DependencyList {
   // gradient tiles of its expert, over the pieces up to that block's macrobatch, are done.
   MOK_HOST_DEVICE void WaitForWeightGradOfPreviousOccupant() {
     if (task_.macrobatch == 0) return;
-    const RingPlan& ring = program_.shape().ring;
-    const int64_t expert =
-        program_.table().expert_of_block(task_.block - ring.macrobatch_blocks);
+    const int64_t previous = task_.block - program_.shape().ring.macrobatch_blocks;
+    const int64_t expert = program_.table().expert_of_block(previous);
     WaitFor(CounterFamily::kWeightGradDone, expert,
             WeightGradSignals(expert, task_.macrobatch - 1));
   }
 
-  // Signals of kWeightGradDone once the pieces of an expert up to a macrobatch are done. The pieces
-  // of an expert lie in consecutive macrobatches.
-  MOK_HOST_DEVICE int64_t WeightGradSignals(int64_t expert, int64_t last_macrobatch) const {
-    const int64_t first_macrobatch = program_.shape().ring.macrobatch_of_block(
-        program_.table().expert_block_begin[expert]);
-    return (last_macrobatch - first_macrobatch + 1) * program_.shape().weight_grad_tiles();
-  }
-  MOK_HOST_DEVICE int64_t AllWeightGradSignals(int64_t expert) const {
-    return WeightGradSignals(expert, program_.shape().ring.macrobatch_of_block(
-                                         program_.table().expert_block_begin[expert + 1] - 1));
+  // The three buffers a weight gradient tile reads and writes: the rows, and both ends of the
+  // carry.
+  MOK_HOST_DEVICE void WaitForPiece() {
+    const WeightGradPiece piece = program_.PieceOf(task_);
+    const ProgramShape& shape = program_.shape();
+    WaitForRange(CounterFamily::kDownGradDone, shape.ring.slot_of_block(piece.first_block),
+                 piece.num_blocks, (task_.macrobatch + 1) * int64_t{shape.intermediate_tiles});
+    if (piece.carry_in) {
+      WaitFor(CounterFamily::kWeightGradDone, task_.expert,
+              WeightGradSignals(task_.expert, task_.macrobatch - 1));
+    } else if (piece.carry_out) {
+      // The buffer's last owner, which need not have ended in this macrobatch, has read it all. Its
+      // own first piece waited for the owner before it.
+      const int64_t owner = program_.pieces().carry_owner[task_.macrobatch];
+      if (owner >= 0) WaitFor(CounterFamily::kWeightGradDone, owner, AllWeightGradSignals(owner));
+    }
   }
 
  private:
+  // Signals of kWeightGradDone once the pieces of an expert up to a macrobatch are done. The pieces
+  // of an expert lie in consecutive macrobatches.
+  MOK_HOST_DEVICE int64_t WeightGradSignals(int64_t expert, int64_t last_macrobatch) const {
+    const int64_t first_block = program_.table().expert_block_begin[expert];
+    const int64_t first_macrobatch = program_.shape().ring.macrobatch_of_block(first_block);
+    return (last_macrobatch - first_macrobatch + 1) * program_.shape().weight_grad_tiles();
+  }
+  MOK_HOST_DEVICE int64_t AllWeightGradSignals(int64_t expert) const {
+    const int64_t last_block = program_.table().expert_block_begin[expert + 1] - 1;
+    return WeightGradSignals(expert, program_.shape().ring.macrobatch_of_block(last_block));
+  }
+
   MOK_HOST_DEVICE int64_t Slot() const { return program_.shape().ring.slot_of_block(task_.block); }
 
   // Earlier blocks of this pass whose tasks signalled the family for this task's slot.
@@ -81,8 +101,8 @@ class DependencyList {
     if (shape.pass == Pass::kForward) {
       return shape.ring.blocks_in_slot(Slot()) - 1 - task_.macrobatch;
     }
-    const bool only_recomputed = family == CounterFamily::kRecomputeDispatched ||
-                                 family == CounterFamily::kRecomputeDone;
+    const bool only_recomputed =
+        family == CounterFamily::kRecomputeDispatched || family == CounterFamily::kRecomputeDone;
     return only_recomputed ? task_.macrobatch - shape.kept_macrobatches : task_.macrobatch;
   }
 
@@ -105,53 +125,129 @@ class DependencyList {
   Dependencies result_ = {};
 };
 
+MOK_HOST_DEVICE inline void ListBarrierDependencies(const Task& task, DependencyList& list) {
+  if (task.kind == TaskKind::kEntryBarrier) {
+    list.Signal(CounterFamily::kEntry, 0);
+  } else if (task.kind == TaskKind::kExitBarrier) {
+    list.WaitFor(CounterFamily::kEntry, 0, 1);  // a rank without rows sends nothing
+    list.WaitForAllRowBlocksSent();
+    list.Signal(CounterFamily::kExit, 0);
+  }
+}
+
 MOK_HOST_DEVICE inline void ListForwardDependencies(const Task& task, DependencyList& list) {
   switch (task.kind) {
     case TaskKind::kDispatch:
       list.WaitFor(CounterFamily::kEntry, 0, 1);
       list.WaitForSlot(CounterFamily::kGateUpDone, Occupant::kPrevious);  // has read x
       list.SignalSlot(CounterFamily::kDispatched);
-      return;
+      break;
     case TaskKind::kGateUp:
       list.WaitForSlot(CounterFamily::kDispatched, Occupant::kThis);    // x
       list.WaitForSlot(CounterFamily::kDownDone, Occupant::kPrevious);  // has read h
       list.SignalSlot(CounterFamily::kGateUpDone);
-      return;
+      break;
     case TaskKind::kDown:
       list.WaitForSlot(CounterFamily::kGateUpDone, Occupant::kThis);    // h
       list.WaitForSlot(CounterFamily::kCombined, Occupant::kPrevious);  // has read y
       list.SignalSlot(CounterFamily::kDownDone);
-      return;
+      break;
     case TaskKind::kCombine:
       list.WaitForSlot(CounterFamily::kDownDone, Occupant::kThis);  // y
       list.SignalSlot(CounterFamily::kCombined);
       list.Signal(CounterFamily::kRowBlocksSent, 0);
-      return;
+      break;
     default:
-      return;
+      break;
   }
 }
 
-MOK_HOST_DEVICE inline void ListBackwardDependencies(const Task& task, DependencyList& list) {
+MOK_HOST_DEVICE inline void ListBackwardDependencies(const ProgramShape& shape, const Task& task,
+                                                     DependencyList& list) {
   switch (task.kind) {
     case TaskKind::kRecomputeDispatch:
       list.WaitFor(CounterFamily::kEntry, 0, 1);
       list.WaitForWeightGradOfPreviousOccupant();  // has read x
       list.SignalSlot(CounterFamily::kRecomputeDispatched);
-      return;
+      break;
     case TaskKind::kRecomputeGateUp:
-      // The previous occupant's DownGrad, which read g and u, is done: its weight gradients, which
-      // RecomputeDispatch waited for, come after it.
+      // Overwrites g and u, which only the previous occupant's DownGrad read: the weight gradients
+      // that RecomputeDispatch waited for come after it.
       list.WaitForSlot(CounterFamily::kRecomputeDispatched, Occupant::kThis);  // x
       list.SignalSlot(CounterFamily::kRecomputeDone);
-      return;
+      break;
     case TaskKind::kReverseCombine:
       list.WaitFor(CounterFamily::kEntry, 0, 1);
       list.WaitForWeightGradOfPreviousOccupant();  // has read d_out, d_gate, d_up, weighted_h
       list.SignalSlot(CounterFamily::kReverseCombined);
-      return;
+      break;
+    case TaskKind::kDownGrad:
+      list.WaitForSlot(CounterFamily::kReverseCombined, Occupant::kThis);  // d_out
+      if (shape.is_recomputed(task.macrobatch)) {
+        list.WaitForSlot(CounterFamily::kRecomputeDone, Occupant::kThis);  // g and u
+      }
+      // Has read the partial router gradients, and follows the InputGrad that read d_gate and d_up.
+      list.WaitForSlot(CounterFamily::kReverseDispatched, Occupant::kPrevious);
+      list.SignalSlot(CounterFamily::kDownGradDone);
+      break;
+    case TaskKind::kInputGrad:
+      // Overwrites d_x, which the ReverseDispatch that DownGrad waited for has read.
+      list.WaitForSlot(CounterFamily::kDownGradDone, Occupant::kThis);  // d_gate and d_up
+      list.SignalSlot(CounterFamily::kInputGradDone);
+      break;
+    case TaskKind::kReverseDispatch:
+      // d_x, and the partial router gradients, which were complete before it.
+      list.WaitForSlot(CounterFamily::kInputGradDone, Occupant::kThis);
+      list.SignalSlot(CounterFamily::kReverseDispatched);
+      list.Signal(CounterFamily::kRowBlocksSent, 0);
+      break;
+    case TaskKind::kWeightGradDown:
+    case TaskKind::kWeightGradGateUp:
+      list.WaitForPiece();
+      list.Signal(CounterFamily::kWeightGradDone, task.expert);
+      break;
     default:
-      return;
+      break;
+  }
+}
+
+// The shared expert's buffers hold all tokens of the rank, so nothing is overwritten in a pass.
+MOK_HOST_DEVICE inline void ListTokenDependencies(const ProgramShape& shape, const Task& task,
+                                                  DependencyList& list) {
+  const int64_t shared_tiles = shape.shared_intermediate_tiles;
+  switch (task.kind) {
+    case TaskKind::kSharedGateUp:
+    case TaskKind::kSharedRecomputeGateUp:
+      list.Signal(CounterFamily::kSharedGateUpDone, task.block);
+      break;
+    case TaskKind::kSharedDown:
+      list.WaitFor(CounterFamily::kSharedGateUpDone, task.block, shared_tiles);  // h
+      list.Signal(CounterFamily::kSharedDownDone, task.block);
+      break;
+    case TaskKind::kSharedDownGrad:
+      if (shape.is_shared_recomputed()) {
+        list.WaitFor(CounterFamily::kSharedGateUpDone, task.block, shared_tiles);  // g and u
+      }
+      list.Signal(CounterFamily::kSharedDownGradDone, task.block);
+      break;
+    case TaskKind::kSharedInputGrad:
+      list.WaitFor(CounterFamily::kSharedDownGradDone, task.block, shared_tiles);  // d_gate, d_up
+      list.Signal(CounterFamily::kSharedInputGradDone, task.block);
+      break;
+    case TaskKind::kSharedWeightGradDown:
+    case TaskKind::kSharedWeightGradGateUp:
+      list.WaitForRange(CounterFamily::kSharedDownGradDone, 0, shape.token_blocks, shared_tiles);
+      break;
+    case TaskKind::kTokenReduce:
+      list.WaitFor(CounterFamily::kExit, 0, 1);  // the routes' rows
+      if (shape.has_shared_expert()) {           // the shared expert's rows
+        list.WaitFor(shape.pass == Pass::kForward ? CounterFamily::kSharedDownDone
+                                                  : CounterFamily::kSharedInputGradDone,
+                     task.block, shape.hidden_tiles);
+      }
+      break;
+    default:
+      break;
   }
 }
 
@@ -159,8 +255,10 @@ MOK_HOST_DEVICE inline void ListBackwardDependencies(const Task& task, Dependenc
 
 MOK_HOST_DEVICE inline Dependencies DependenciesOf(const ProgramView& program, const Task& task) {
   schedule_internal::DependencyList list(program, task);
+  schedule_internal::ListBarrierDependencies(task, list);
   schedule_internal::ListForwardDependencies(task, list);
-  schedule_internal::ListBackwardDependencies(task, list);
+  schedule_internal::ListBackwardDependencies(program.shape(), task, list);
+  schedule_internal::ListTokenDependencies(program.shape(), task, list);
   return list.result();
 }
 

@@ -15,12 +15,12 @@ namespace mok {
 struct ProgramShape {
   Pass pass = Pass::kForward;
   RingPlan ring;
-  int32_t intermediate_tiles = 1;          // of GateUp and DownGrad, over I, per row block
-  int32_t hidden_tiles = 1;                // of Down and InputGrad, over H, per row or token block
-  int32_t weight_grad_down_tiles = 1;      // of WeightGradDown, per expert
-  int32_t weight_grad_gate_up_tiles = 1;   // of WeightGradGateUp, per expert
-  int64_t token_blocks = 0;                // ceil(T / kRowBlock) of this rank's own tokens
-  int32_t shared_intermediate_tiles = 0;   // of SharedGateUp and SharedDownGrad; 0: no shared expert
+  int32_t intermediate_tiles = 1;         // of GateUp and DownGrad, over I, per row block
+  int32_t hidden_tiles = 1;               // of Down and InputGrad, over H, per row or token block
+  int32_t weight_grad_down_tiles = 1;     // of WeightGradDown, per expert
+  int32_t weight_grad_gate_up_tiles = 1;  // of WeightGradGateUp, per expert
+  int64_t token_blocks = 0;               // ceil(T / kRowBlock) of this rank's own tokens
+  int32_t shared_intermediate_tiles = 0;  // of SharedGateUp and SharedDownGrad; 0: no shared expert
   int32_t shared_weight_grad_down_tiles = 0;     // 0 exactly when there is no shared expert
   int32_t shared_weight_grad_gate_up_tiles = 0;  // 0 exactly when there is no shared expert
   // How many macrobatches, counted from 0, the backward finds in the ring: 1 after a forward with
@@ -30,6 +30,9 @@ struct ProgramShape {
   MOK_HOST_DEVICE bool has_shared_expert() const { return shared_intermediate_tiles > 0; }
   MOK_HOST_DEVICE bool is_recomputed(int64_t macrobatch) const {
     return pass == Pass::kBackward && macrobatch >= kept_macrobatches;
+  }
+  MOK_HOST_DEVICE bool is_shared_recomputed() const {
+    return pass == Pass::kBackward && kept_macrobatches == 0;
   }
   MOK_HOST_DEVICE int64_t weight_grad_tiles() const {
     return int64_t{weight_grad_down_tiles} + weight_grad_gate_up_tiles;

@@ -6,7 +6,8 @@
 //   stream     repeated for every group. Group q holds the compute of minibatch q ("current") and
 //              the transfers that bring minibatch q + 1 ("next") in and minibatch q out. Group -1
 //              comes first and has only a next minibatch;
-//   epilogue   run once: the shared weight gradients, experts without rows, exit barrier, reduction.
+//   epilogue   run once: the shared weight gradients, experts without rows, exit barrier,
+//   reduction.
 // A segment says which kind of task it holds, over what it runs (Span) and how many tiles each
 // element has. A queue is the same list without the segments that belong to the other queue.
 #pragma once
@@ -150,8 +151,8 @@ class ProgramView {
   PieceTables pieces_ = {};
   Segment segments_[kMaxSegments] = {};
   int num_segments_ = 0;
-  int stream_begin_ = 0;    // segments before it are the prologue
-  int epilogue_begin_ = 0;  // segments from it on are the epilogue
+  int stream_begin_ = 0;                            // segments before it are the prologue
+  int epilogue_begin_ = 0;                          // segments from it on are the epilogue
   int64_t span_tiles_[kNumQueues][kNumSpans] = {};  // of the stream: tiles per element of a span
   int32_t counter_begin_[kNumCounterFamilies + 1] = {};
 };

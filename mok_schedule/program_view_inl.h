@@ -43,7 +43,7 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
   const int64_t shared_tiles = shape_.shared_intermediate_tiles;
   Append(TaskKind::kEntryBarrier, Span::kOnce, 1);
   Append(TaskKind::kSharedRecomputeGateUp, Span::kTokenBlocks,
-         shape_.kept_macrobatches == 0 ? shared_tiles : 0);
+         shape_.is_shared_recomputed() ? shared_tiles : 0);
   Append(TaskKind::kSharedDownGrad, Span::kTokenBlocks, shared_tiles);
   Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared ? shape_.hidden_tiles : 0);
   stream_begin_ = num_segments_;
@@ -265,7 +265,7 @@ MOK_HOST_DEVICE inline WeightGradPiece ProgramView::PieceOf(const Task& task) co
   const int64_t begin = expert_begin > window_begin ? expert_begin : window_begin;
   const int64_t end = expert_end < window_end ? expert_end : window_end;
   const int64_t num_rows = (end - begin - 1) * kRowBlock + table_.rows_in_block(end - 1);
-  return {begin, end - begin, num_rows, expert_begin < window_begin, expert_end > window_end};
+  return {begin, end - begin, num_rows, expert_begin<window_begin, expert_end> window_end};
 }
 
 MOK_HOST_DEVICE inline void ProgramView::LayOutCounters() {

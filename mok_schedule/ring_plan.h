@@ -71,17 +71,17 @@ int64_t DefaultMinibatchRows(const MinibatchModel& model);
 
 // What the macrobatch heuristic knows about the layer.
 struct MacrobatchModel {
-  int64_t total_tokens = 0;     // tokens of all ranks
-  int topk = 1;                 // K
-  int num_experts = 1;          // E, all ranks
-  int num_local_experts = 0;    // experts of this rank
-  int64_t minibatch_rows = 1;   // > 0, a multiple of kRowBlock
+  int64_t total_tokens = 0;    // tokens of all ranks
+  int topk = 1;                // K
+  int num_experts = 1;         // E, all ranks
+  int num_local_experts = 0;   // experts of this rank
+  int64_t minibatch_rows = 1;  // > 0, a multiple of kRowBlock
 };
 
 // The ring size in rows: the rows of a balanced load (total_tokens * K * local experts / E) with
-// 25 % to spare and one row block of padding for each local expert, rounded up to a minibatch,
-// at least one minibatch and at most the capacity of the routing table (then no step, however
-// skewed, recomputes). With it an ordinary step recomputes nothing.
+// 25 % to spare and one row block of padding for each local expert, rounded up to a minibatch, at
+// most the capacity of the routing table (where no step, however skewed, recomputes) and at least
+// one row block. With it an ordinary step recomputes nothing.
 int64_t DefaultMacrobatchRows(const MacrobatchModel& model);
 
 }  // namespace mok

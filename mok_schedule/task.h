@@ -32,11 +32,11 @@ enum class TaskKind : int32_t {
   kReverseCombine,     // pull the (unweighted) output gradients of a row block's tokens
   kReverseDispatch,    // push input gradients and router weight gradients to their source ranks
   // Compute, backward.
-  kRecomputeGateUp,    // g and u again
-  kDownGrad,           // d_hidden; SwiGLU backward to d_gate, d_up, weighted_h; partial of d_router
-  kInputGrad,          // rows of d_x
-  kWeightGradDown,     // one tile of an expert's Wd gradient over the rows of one macrobatch
-  kWeightGradGateUp,   // one tile of an expert's Wg and Wu gradients over the same rows
+  kRecomputeGateUp,   // g and u again
+  kDownGrad,          // d_hidden; SwiGLU backward to d_gate, d_up, weighted_h; partial of d_router
+  kInputGrad,         // rows of d_x
+  kWeightGradDown,    // one tile of an expert's Wd gradient over the rows of one macrobatch
+  kWeightGradGateUp,  // one tile of an expert's Wg and Wu gradients over the same rows
   kSharedRecomputeGateUp,
   kSharedDownGrad,
   kSharedInputGrad,
