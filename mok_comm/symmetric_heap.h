@@ -74,7 +74,7 @@ struct PosixSharedMemoryOptions {
 };
 
 // Collective over `size` processes of one user on one machine (one network namespace). Succeeds on
-// every rank or fails on every rank that is alive, with the first cause by rank.
+// every rank, or fails on every rank that is alive, for one stated cause.
 //
 // Nothing is ever left behind: a rank's memory is an unnamed file on /dev/shm, complete before
 // anyone maps it (so running out is an error here, never a SIGBUS later), and its descriptor
