@@ -201,6 +201,20 @@ MOK_API int32_t mok_schedule_info(const MokSchedule* schedule, MokScheduleInfo* 
 /* counts: int64 [El], routes that lead to each local expert. */
 MOK_API int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int64_t* counts);
 
+/* A schedule as plain memory, for frameworks that own every buffer between forward and backward.
+ * Words are int32 in this machine's byte order; a saved schedule takes at most
+ * MOK_SCHEDULE_HEADER_WORDS + 2 * El + 2 * capacity words, where capacity, the rows of the worst
+ * case, is mok_schedule_capacity_rows(tokens of all ranks, K, El). */
+#define MOK_SCHEDULE_HEADER_WORDS 64
+MOK_API int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t topk,
+                                           int32_t num_local_experts);
+/* Needs num_words >= what the schedule takes, else MOK_INVALID_ARGUMENT; the rest of words is left
+ * alone. */
+MOK_API int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t num_words);
+/* A schedule equal to the one saved, to be used with the same workspace; not collective. Words that
+ * no save has written are MOK_INVALID_ARGUMENT. */
+MOK_API int32_t mok_schedule_load(const int32_t* words, int64_t num_words, MokSchedule** schedule);
+
 /* ---- Forward and backward ----------------------------------------------------------------- */
 
 /* The routed experts of this rank ([El, ...]) or the shared expert (no leading dimension). */
@@ -275,6 +289,31 @@ typedef struct MokBackwardArgs {
 /* Collective: the gradients of every input of the layer. */
 MOK_API int32_t mok_backward(MokWorkspace* workspace, const MokEngineConfig* config,
                              const MokSchedule* schedule, const MokBackwardArgs* args);
+
+/* ---- Matrix product ----------------------------------------------------------------------- */
+
+enum MokMatmulLayout {
+  MOK_MATMUL_NT = 0, /* c = a b^T:  a [m, k], b [n, k] */
+  MOK_MATMUL_NN = 1, /* c = a b:    a [m, k], b [k, n] */
+  MOK_MATMUL_TN = 2  /* c = a^T b:  a [k, m], b [k, n] */
+};
+
+/* One fp32 product of row-major, contiguous matrices, for the router's linear layer. */
+typedef struct MokMatmulArgs {
+  int64_t struct_size;
+  int32_t layout;      /* MokMatmulLayout */
+  int32_t num_threads; /* 0: the cores of this process */
+  int32_t isa;         /* -1: best, else see mok_isa_name */
+  int32_t reserved;    /* 0 */
+  int64_t m, n, k;     /* >= 0 */
+  const float* a;
+  const float* b;
+  float* c; /* [m, n], written */
+} MokMatmulArgs;
+
+/* Needs no workspace and is not collective. The bits of c(i, j) depend on its row of a, its column
+ * of b, k and the ISA only: a token's logits do not depend on the other tokens of the call. */
+MOK_API int32_t mok_matmul(const MokMatmulArgs* args);
 
 #ifdef __cplusplus
 } /* extern "C" */
