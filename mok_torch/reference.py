@@ -40,6 +40,7 @@ def swiglu_mlp(
     w_gate: Tensor,
     w_up: Tensor,
     w_down: Tensor,
+    *,
     swiglu_limit: float | None = None,
     storage_dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -91,11 +92,12 @@ def moe_reference(
     tokens = x.reshape(-1, x.shape[-1]).to(dtype)
     routes = topk_idx.reshape(-1, topk_idx.shape[-1])
     weights = topk_weight.reshape(routes.shape).to(dtype)
+    options = {"swiglu_limit": swiglu_limit, "storage_dtype": storage_dtype}
     if shared is None:
         out = torch.zeros_like(tokens)
     else:
         shared_weights = [w.to(dtype) for w in (shared.w_gate, shared.w_up, shared.w_down)]
-        out = swiglu_mlp(tokens, *shared_weights, swiglu_limit, storage_dtype)
+        out = swiglu_mlp(tokens, *shared_weights, **options)
         if shared.scale is not None:
             out = out * shared.scale.reshape(-1, 1).to(dtype)
     # unbind: one gradient tensor for all experts; indexing would make one for each.
@@ -105,7 +107,7 @@ def moe_reference(
         if token.numel() == 0:
             continue
         expert_weights = [w.to(dtype) for w in weights_of_expert]
-        y = swiglu_mlp(tokens[token], *expert_weights, swiglu_limit, storage_dtype)
+        y = swiglu_mlp(tokens[token], *expert_weights, **options)
         out = out.index_add(0, token, weights[token, k].unsqueeze(-1) * y)
     return out.reshape(x.shape)
 
