@@ -42,6 +42,9 @@ def _compile_flags(ctx, cc_toolchain, context, archs):
     flags.add_all(["-x", "cu", "-c", "-std=c++20", "-ccbin", cc_toolchain.compiler_executable])
     flags.add_all(["--expt-relaxed-constexpr", "-Xcompiler", "-fPIC,-Wall"])
     flags.add_all(["-Werror", "all-warnings"])
+
+    # "will not be called for conversions": said of operators that a requires-clause switches off.
+    flags.add_all(["-diag-suppress", "554"])
     for arch in archs:
         number = arch[len("sm_"):]
         flags.add("-gencode=arch=compute_%s,code=sm_%s" % (number, number))
