@@ -1,0 +1,111 @@
+// The functions compiled once per instruction set, reached through one table of pointers.
+//
+// How a product is taken apart. A *unit* is 4 bytes of an operand along K: one fp32 value or, for
+// VDPBF16PS, two consecutive bf16 values. Of the two operands one is the *vector operand*, packed
+// into panels: panel p holds columns [p * panel_columns, (p + 1) * panel_columns) as
+// [unit][panel_columns] units, zero beyond the last column and the last element of K. The other is
+// the *broadcast operand*: unit u of row r is read at r * row_stride + u * unit_stride bytes, where
+// the matrix lies if it already consists of units, else in a packed copy. One inner kernel holds
+// group_rows x panel_columns accumulators in registers and runs over all units of a K block; the
+// accumulators continue in the fp32 scratch `c`, so K blocking does not change a bit.
+//
+// This header is included by code of every instruction set: nothing in it, or in what it includes,
+// may need a function body at run time (see simd_avx512.h).
+#pragma once
+
+#include <cstdint>
+
+#include "mok_core/dtype.h"
+#include "mok_gemm/host/tiles.h"
+
+namespace mok {
+
+// One operand (or a K block of it) to be packed.
+struct PackArguments {
+  const void* source;  // first element; of the table's dtype
+  int64_t stride;      // elements from one stored row to the next
+  int64_t depth;       // elements along K
+  int count;           // rows of the operand, seen with K along its columns
+  float* packed;       // out, 64-byte aligned
+  int64_t pitch;       // floats from one panel (pack_rows: from one row) to the next
+};
+
+// c[r, j] (+)= sum over units of the broadcast operand's row r times the panels' column j.
+struct MultiplyArguments {
+  int64_t units;
+  const void* rows;     // broadcast operand, first unit
+  int64_t row_stride;   // bytes from one row to the next
+  int64_t unit_stride;  // bytes from one unit to the next
+  int num_rows;
+  const float* panels;  // vector operand, first unit of panel 0
+  int64_t panel_pitch;  // floats from one panel to the next
+  int num_columns;
+  float* c;          // [num_rows, num_columns rounded up to lanes]
+  int64_t c_stride;  // floats
+  bool accumulate;   // false: c is overwritten
+};
+
+// out[r, j] = in[j, r].
+struct TransposeArguments {
+  const float* in;    // [columns, rows]
+  int64_t in_stride;  // both dimensions are readable up to the next multiple of lanes
+  int rows;
+  int columns;
+  float* out;          // [rows, columns]
+  int64_t out_stride;  // writable up to the next multiples of lanes
+};
+
+// out[r, j] = round(c[r, j]), or round(out[r, j] + c[r, j]).
+struct StoreArguments {
+  const float* c;  // [rows, columns]
+  int64_t c_stride;
+  int rows;
+  int columns;
+  void* out;  // [rows, columns] of out_dtype
+  int64_t out_stride;
+  DType out_dtype;  // kBf16 or kFp32
+  bool accumulate;
+};
+
+// The two accumulator matrices that a SwiGLU epilogue reads.
+struct GateUpAccumulators {
+  const float* gate;  // [rows, columns]: x Wg^T
+  const float* up;    // [rows, columns]: x Wu^T
+  int64_t stride;
+};
+
+// The dhu that the SwiGLU backward epilogue reads.
+struct DownGradAccumulators {
+  const float* d_hidden;  // [rows, columns]: d_out Wd
+  int64_t stride;
+};
+
+// The code of one (ISA, operand dtype).
+struct KernelTable {
+  DType dtype;
+  int lanes;              // fp32 values of a vector
+  int panel_columns;      // columns of a panel
+  int elements_per_unit;  // 1 or 2
+  bool rows_are_units;    // a K-contiguous matrix can be a broadcast operand where it lies
+
+  // K-contiguous rows, source [count, depth], into panels.
+  void (*pack_transposed)(const PackArguments&);
+  // K-major, source [depth, count], into panels.
+  void (*pack_interleaved)(const PackArguments&);
+  // K-contiguous rows, source [count, depth], into rows of units.
+  void (*pack_rows)(const PackArguments&);
+  void (*multiply)(const MultiplyArguments&);
+  void (*transpose)(const TransposeArguments&);
+  void (*store)(const StoreArguments&);
+  void (*swiglu_forward)(const GateUpTile&, const GateUpAccumulators&);
+  void (*swiglu_backward)(const DownGradTile&, const DownGradAccumulators&);
+  void (*token_reduce)(const TokenReduceTile&);
+};
+
+// One per ISA, in kernels_<isa>.cc. `dtype` is kBf16 or kFp32.
+const KernelTable& PortableKernels(DType dtype);
+const KernelTable& Avx2Kernels(DType dtype);
+const KernelTable& Avx512Kernels(DType dtype);
+const KernelTable& Avx512Bf16Kernels(DType dtype);
+
+}  // namespace mok

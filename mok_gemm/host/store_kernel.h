@@ -1,0 +1,110 @@
+// Kernels that move accumulators and rows: transposition, rounding stores, the token reduction.
+// Include only from kernels_<isa>.cc, after the ISA's Simd.
+#pragma once
+
+#include <cstdint>
+
+#include "mok_gemm/host/kernel_table.h"
+
+namespace mok {
+
+template <class Simd>
+struct StoreKernel {
+  using Float = typename Simd::Float;
+  static constexpr int kLanes = Simd::kLanes;
+
+  // KernelTable::transpose.
+  static void Transpose(const TransposeArguments& args) {
+    for (int row = 0; row < args.rows; row += kLanes) {
+      for (int column = 0; column < args.columns; column += kLanes) {
+        Float block[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          block[i] = Simd::LoadAll(args.in + (column + i) * args.in_stride + row);
+        }
+        Simd::Transpose(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          Simd::StoreAll(args.out + (row + i) * args.out_stride + column, block[i]);
+        }
+      }
+    }
+  }
+
+  // KernelTable::store.
+  static void Store(const StoreArguments& args) {
+    if (args.out_dtype == DType::kBf16) {
+      StoreAs<BFloat16>(args);
+    } else {
+      StoreAs<float>(args);
+    }
+  }
+
+  // KernelTable::token_reduce.
+  static void TokenReduce(const TokenReduceTile& tile) {
+    if (tile.dtype == DType::kBf16) {
+      TokenReduceAs<BFloat16>(tile);
+    } else {
+      TokenReduceAs<float>(tile);
+    }
+  }
+
+ private:
+  // Columns of a token summed at once, so that each source row is read in whole cache lines.
+  static constexpr int kVectors = 4;
+
+  template <class Element>
+  static void StoreAs(const StoreArguments& args) {
+    for (int row = 0; row < args.rows; ++row) {
+      const float* c = args.c + row * args.c_stride;
+      Element* out = static_cast<Element*>(args.out) + row * args.out_stride;
+      for (int column = 0; column < args.columns; column += kLanes) {
+        const int n = LanesLeft(args.columns - column);
+        Float x = Simd::Load(c + column, n);
+        if (args.accumulate) x = Simd::Add(Simd::Load(out + column, n), x);
+        Simd::Store(out + column, x, n);
+      }
+    }
+  }
+
+  template <class Element>
+  static void TokenReduceAs(const TokenReduceTile& tile) {
+    for (int64_t token = 0; token < tile.tokens; ++token) {
+      for (int64_t column = 0; column < tile.hidden; column += kVectors * kLanes) {
+        ReduceColumns<Element>(tile, token, column);
+      }
+    }
+  }
+
+  template <class Element>
+  static void ReduceColumns(const TokenReduceTile& tile, int64_t token, int64_t column) {
+    const int64_t left = tile.hidden - column;
+    Float acc[kVectors];
+    for (int v = 0; v < kVectors; ++v) acc[v] = Simd::Zero();
+    if (tile.shared != nullptr) {
+      const float scale = tile.shared_scale != nullptr ? tile.shared_scale[token] : 1.0f;
+      const auto* row = static_cast<const Element*>(tile.shared) + token * tile.shared_stride;
+      for (int v = 0; v < kVectors && v * kLanes < left; ++v) {
+        const int n = LanesLeft(left - v * kLanes);
+        acc[v] = Simd::Multiply(Simd::Set(scale), Simd::Load(row + column + v * kLanes, n));
+      }
+    }
+    for (int64_t route = token * tile.topk; route < (token + 1) * tile.topk; ++route) {
+      if (tile.expert_ids[route] < 0) continue;
+      const Float weight = Simd::Set(tile.weights != nullptr ? tile.weights[route] : 1.0f);
+      const auto* row = static_cast<const Element*>(tile.y) + route * tile.y_stride;
+      for (int v = 0; v < kVectors && v * kLanes < left; ++v) {
+        const int n = LanesLeft(left - v * kLanes);
+        acc[v] = Simd::MultiplyAdd(weight, Simd::Load(row + column + v * kLanes, n), acc[v]);
+      }
+    }
+    Element* out = static_cast<Element*>(tile.out) + token * tile.out_stride;
+    for (int v = 0; v < kVectors && v * kLanes < left; ++v) {
+      Simd::Store(out + column + v * kLanes, acc[v], LanesLeft(left - v * kLanes));
+    }
+  }
+
+  static int LanesLeft(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }
+};
+
+}  // namespace mok

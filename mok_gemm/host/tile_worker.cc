@@ -1,0 +1,161 @@
+#include "mok_gemm/host/tile_worker.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "mok_core/status.h"
+#include "mok_gemm/host/kernels.h"
+#include "mok_gemm/host/tile_product.h"
+
+namespace mok {
+namespace {
+
+constexpr int kAccumulatorStride = TileProduct::kMaxTile;
+
+// The limits that the tile constants promise.
+static_assert(kHostTileRows <= TileProduct::kMaxNtRows);
+static_assert(2 * kHostTileI <= TileProduct::kMaxTile && kHostTileH <= TileProduct::kMaxTile);
+static_assert(kHostGradTileRows <= TileProduct::kMaxTile);
+static_assert(kHostGradTileColumns <= TileProduct::kMaxTile);
+
+void CheckExtent(const char* what, int64_t value, int64_t limit) {
+  MOK_CHECK(value >= 1 && value <= limit)
+      << what << ": expected 1 to " << limit << ", got " << value;
+}
+
+// Copies [rows, columns] floats.
+void CopyRows(const float* from, int64_t from_stride, const WeightGradTile& tile, float* to) {
+  for (int row = 0; row < tile.m; ++row) {
+    std::memcpy(to + row * kAccumulatorStride, from + row * from_stride, sizeof(float) * tile.n);
+  }
+}
+
+}  // namespace
+
+class TileWorkerImpl {
+ public:
+  TileWorkerImpl(Isa isa, DType dtype) : isa(isa), product(KernelsOf(isa, dtype)) {}
+
+  // Rounds the accumulators into `out`, of the worker's dtype.
+  void Store(int rows, int columns, void* out, int64_t out_stride) {
+    product.kernels().store({.c = product.accumulators(),
+                             .c_stride = kAccumulatorStride,
+                             .rows = rows,
+                             .columns = columns,
+                             .out = out,
+                             .out_stride = out_stride,
+                             .out_dtype = product.kernels().dtype,
+                             .accumulate = false});
+  }
+
+  const Isa isa;
+  TileProduct product;
+};
+
+TileWorker::TileWorker(Isa isa, DType dtype)
+    : impl_(std::make_unique<TileWorkerImpl>(isa, dtype)) {}
+TileWorker::~TileWorker() = default;
+TileWorker::TileWorker(TileWorker&&) noexcept = default;
+TileWorker& TileWorker::operator=(TileWorker&&) noexcept = default;
+
+Isa TileWorker::isa() const { return impl_->isa; }
+DType TileWorker::dtype() const { return impl_->product.kernels().dtype; }
+
+void TileWorker::GateUp(const GateUpTile& tile) {
+  CheckExtent("GateUp rows", tile.rows, kHostTileRows);
+  CheckExtent("GateUp columns", tile.columns, kHostTileI);
+  CheckExtent("GateUp hidden", tile.hidden, INT64_MAX);
+  TileProduct& product = impl_->product;
+  product.MultiplyNtTwice({.a = {tile.x, tile.x_stride},
+                           .b = {tile.w_gate, tile.w_stride},
+                           .rows = tile.rows,
+                           .columns = tile.columns,
+                           .depth = tile.hidden},
+                          tile.w_up);
+  const float* gate = product.accumulators();
+  product.kernels().swiglu_forward(
+      tile, {.gate = gate, .up = gate + kAccumulatorStride / 2, .stride = kAccumulatorStride});
+}
+
+void TileWorker::Down(const DownTile& tile) {
+  CheckExtent("Down rows", tile.rows, kHostTileRows);
+  CheckExtent("Down columns", tile.columns, kHostTileH);
+  CheckExtent("Down intermediate", tile.intermediate, INT64_MAX);
+  impl_->product.MultiplyNt({.a = {tile.h, tile.h_stride},
+                             .b = {tile.w_down, tile.w_stride},
+                             .rows = tile.rows,
+                             .columns = tile.columns,
+                             .depth = tile.intermediate});
+  impl_->Store(tile.rows, tile.columns, tile.y, tile.y_stride);
+}
+
+void TileWorker::DownGrad(const DownGradTile& tile) {
+  CheckExtent("DownGrad rows", tile.rows, kHostTileRows);
+  CheckExtent("DownGrad columns", tile.columns, kHostTileI);
+  CheckExtent("DownGrad hidden", tile.hidden, INT64_MAX);
+  TileProduct& product = impl_->product;
+  product.MultiplyNn({.a = {tile.d_out, tile.d_out_stride},
+                      .b = {tile.w_down, tile.w_stride},
+                      .rows = tile.rows,
+                      .columns = tile.columns,
+                      .depth = tile.hidden});
+  product.kernels().swiglu_backward(
+      tile, {.d_hidden = product.accumulators(), .stride = kAccumulatorStride});
+}
+
+void TileWorker::InputGrad(const InputGradTile& tile) {
+  CheckExtent("InputGrad rows", tile.rows, kHostTileRows);
+  CheckExtent("InputGrad columns", tile.columns, kHostTileH);
+  CheckExtent("InputGrad intermediate", tile.intermediate, INT64_MAX);
+  TileProduct::Product product = {.a = {tile.d_gate, tile.d_stride},
+                                  .b = {tile.w_gate, tile.w_stride},
+                                  .rows = tile.rows,
+                                  .columns = tile.columns,
+                                  .depth = tile.intermediate};
+  impl_->product.MultiplyNn(product);
+  product.a.data = tile.d_up;
+  product.b.data = tile.w_up;
+  product.accumulate = true;
+  impl_->product.MultiplyNn(product);
+  impl_->Store(tile.rows, tile.columns, tile.d_x, tile.d_x_stride);
+}
+
+void TileWorker::WeightGrad(const WeightGradTile& tile) {
+  CheckExtent("WeightGrad m", tile.m, kHostGradTileRows);
+  CheckExtent("WeightGrad n", tile.n, kHostGradTileColumns);
+  MOK_CHECK(tile.rows >= 0) << "WeightGrad rows: expected 0 or more, got " << tile.rows;
+  const bool empty = tile.rows == 0 && tile.carry_in == nullptr;
+  if (empty && tile.carry_out == nullptr && tile.accumulate) return;
+  TileProduct& product = impl_->product;
+  float* acc = product.accumulators();
+  if (tile.carry_in != nullptr) {
+    CopyRows(tile.carry_in, tile.carry_stride, tile, acc);
+  } else if (tile.rows == 0) {
+    std::fill_n(acc, static_cast<int64_t>(tile.m) * kAccumulatorStride, 0.0f);
+  }
+  if (tile.rows > 0) {
+    product.MultiplyTn({.a = {tile.a, tile.a_stride},
+                        .b = {tile.b, tile.b_stride},
+                        .rows = tile.m,
+                        .columns = tile.n,
+                        .depth = tile.rows,
+                        .accumulate = tile.carry_in != nullptr});
+  }
+  StoreArguments store = {.c = acc,
+                          .c_stride = kAccumulatorStride,
+                          .rows = tile.m,
+                          .columns = tile.n,
+                          .out = tile.out,
+                          .out_stride = tile.out_stride,
+                          .out_dtype = tile.out_dtype,
+                          .accumulate = tile.accumulate};
+  if (tile.carry_out != nullptr) {
+    store.out = tile.carry_out;
+    store.out_stride = tile.carry_stride;
+    store.out_dtype = DType::kFp32;
+    store.accumulate = false;
+  }
+  product.kernels().store(store);
+}
+
+}  // namespace mok
