@@ -1,0 +1,230 @@
+"""Argument checks: every error names the argument, what was expected and what was given."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
+
+
+class ArgumentNames(NamedTuple):
+    """What the caller calls the arguments; errors use these names."""
+
+    topk_idx: str = "topk_idx"
+    topk_weight: str = "topk_weight"
+    gate: str = "w_gate"
+    up: str = "w_up"
+    down: str = "w_down"
+    shared_gate: str = "shared.w_gate"
+    shared_up: str = "shared.w_up"
+    shared_down: str = "shared.w_down"
+    shared_scale: str = "shared.scale"
+
+
+MOE_NAMES = ArgumentNames()
+EXPLICIT_NAMES = ArgumentNames(
+    topk_idx="top_experts",
+    topk_weight="router_weights",
+    gate="routed_gate_weights",
+    up="routed_up_weights",
+    down="routed_down_weights",
+    shared_gate="shared_gate_weights",
+    shared_up="shared_up_weights",
+    shared_down="shared_down_weights",
+    shared_scale="shared_scale",
+)
+
+
+class SharedTensors(NamedTuple):
+    """The shared expert: gate and up [Is, H], down [H, Is], scale fp32 [T] or None."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    scale: Tensor | None
+
+
+class LayerTensors(NamedTuple):
+    """The inputs of a pass, checked, contiguous, leading dimensions flattened to T tokens.
+
+    x [T, H], topk_weight fp32 [T, K], gate and up [El, I, H], down [El, H, I].
+    """
+
+    x: Tensor
+    topk_weight: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    shared: SharedTensors | None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def num_local_experts(self) -> int:
+        return self.gate.shape[0]
+
+    @property
+    def intermediate(self) -> int:
+        return self.gate.shape[1]
+
+    @property
+    def shared_intermediate(self) -> int:
+        return 0 if self.shared is None else self.shared.gate.shape[0]
+
+
+def require_tensor(name: str, value) -> Tensor:
+    """The value, if it is a dense tensor on the CPU."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.device.type != "cpu":
+        raise ValueError(f"{name}: expected device cpu, got {value.device}")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name}: expected layout torch.strided, got {value.layout}")
+    return value
+
+
+def refuse_forward_mode(name: str, value: Tensor, function: str):
+    """Operators would drop the tangent of a dual tensor without a word."""
+    if torch.compiler.is_compiling():
+        return
+    if forward_ad.unpack_dual(value).tangent is not None:
+        raise NotImplementedError(
+            f"{name}: {function} has no forward-mode differentiation; use reverse mode"
+        )
+
+
+def require_dtype(name: str, value: Tensor, dtype: torch.dtype, reason: str = ""):
+    if value.dtype != dtype:
+        raise TypeError(f"{name}: expected {dtype}{reason}, got {value.dtype}")
+
+
+def require_shape(name: str, value: Tensor, shape: tuple[int, ...], letters: str):
+    if tuple(value.shape) != tuple(shape):
+        raise ValueError(
+            f"{name}: expected shape {letters} = {list(shape)}, got {list(value.shape)}"
+        )
+
+
+def _multiple_of_8(name: str, size: int, letter: str):
+    if size < 8 or size % 8:
+        raise ValueError(f"{name}: expected {letter} to be a multiple of 8, got {size}")
+
+
+def check_x(x, workspace) -> Tensor:
+    """x as [T, H]."""
+    require_tensor("x", x)
+    if x.dtype not in ENGINE_DTYPES:
+        raise TypeError(f"x: expected {describe_dtypes()}, got {x.dtype}")
+    require_dtype("x", x, workspace.dtype, " (the workspace's dtype)")
+    if x.dim() < 1 or x.shape[-1] != workspace.hidden_size:
+        raise ValueError(
+            f"x: expected shape [..., H] with the workspace's H = {workspace.hidden_size}, got "
+            f"{list(x.shape)}"
+        )
+    return x.reshape(-1, workspace.hidden_size)
+
+
+def check_topk_idx(
+    topk_idx, leading: torch.Size, topk: int, names: ArgumentNames = MOE_NAMES
+) -> Tensor:
+    """topk_idx as int64 [T, K], contiguous. The engine checks the ids themselves."""
+    require_tensor(names.topk_idx, topk_idx)
+    if topk_idx.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"{names.topk_idx}: expected torch.int64 or torch.int32, got {topk_idx.dtype}"
+        )
+    require_shape(names.topk_idx, topk_idx, (*leading, topk), "[..., K]")
+    return topk_idx.reshape(-1, topk).to(torch.int64).contiguous()
+
+
+def _check_topk_weight(value, leading: torch.Size, topk: int, names: ArgumentNames) -> Tensor:
+    require_tensor(names.topk_weight, value)
+    require_dtype(names.topk_weight, value, torch.float32)
+    require_shape(names.topk_weight, value, (*leading, topk), "[..., K]")
+    return value.reshape(-1, topk).contiguous()
+
+
+def _check_routed(weights, hidden: int, dtype: torch.dtype, names: ArgumentNames):
+    for name, weight in zip((names.gate, names.up, names.down), weights, strict=True):
+        require_tensor(name, weight)
+        require_dtype(name, weight, dtype, " (the dtype of x)")
+    gate, up, down = weights
+    if gate.dim() != 3 or gate.shape[2] != hidden:
+        raise ValueError(
+            f"{names.gate}: expected shape [El, I, H] with H = {hidden}, got {list(gate.shape)}"
+        )
+    experts, intermediate, _ = gate.shape
+    _multiple_of_8(names.gate, intermediate, "I")
+    require_shape(names.up, up, (experts, intermediate, hidden), "[El, I, H]")
+    require_shape(names.down, down, (experts, hidden, intermediate), "[El, H, I]")
+    return gate.contiguous(), up.contiguous(), down.contiguous()
+
+
+def _check_shared(shared, leading: torch.Size, hidden: int, dtype: torch.dtype, names):
+    *weights, scale = shared
+    if all(weight is None for weight in weights):
+        if scale is not None:
+            raise ValueError(f"{names.shared_scale}: given without a shared expert's weights")
+        return None
+    weight_names = (names.shared_gate, names.shared_up, names.shared_down)
+    for name, weight in zip(weight_names, weights, strict=True):
+        require_tensor(name, weight)
+        require_dtype(name, weight, dtype, " (the dtype of x)")
+    gate, up, down = weights
+    if gate.dim() != 2 or gate.shape[1] != hidden:
+        raise ValueError(
+            f"{names.shared_gate}: expected shape [I_s, H] with H = {hidden}, got "
+            f"{list(gate.shape)}"
+        )
+    intermediate = gate.shape[0]
+    _multiple_of_8(names.shared_gate, intermediate, "I_s")
+    require_shape(names.shared_up, up, (intermediate, hidden), "[I_s, H]")
+    require_shape(names.shared_down, down, (hidden, intermediate), "[H, I_s]")
+    if scale is not None:
+        scale = _check_shared_scale(scale, leading, names.shared_scale)
+    return SharedTensors(gate.contiguous(), up.contiguous(), down.contiguous(), scale)
+
+
+def _check_shared_scale(scale, leading: torch.Size, name: str) -> Tensor:
+    require_tensor(name, scale)
+    require_dtype(name, scale, torch.float32)
+    if tuple(scale.shape) not in (tuple(leading), (*leading, 1)):
+        raise ValueError(
+            f"{name}: expected shape {list(leading)} or {[*leading, 1]}, got {list(scale.shape)}"
+        )
+    return scale.reshape(-1).contiguous()
+
+
+def check_layer(
+    x, topk_weight, routed, shared, workspace, names: ArgumentNames = MOE_NAMES
+) -> LayerTensors:
+    """All inputs of a pass but the routing.
+
+    Args:
+      routed: (gate, up, down).
+      shared: (gate, up, down, scale), all None without a shared expert.
+    """
+    tokens = check_x(x, workspace)
+    leading = x.shape[:-1]
+    weight = _check_topk_weight(topk_weight, leading, workspace.topk, names)
+    routed = _check_routed(routed, workspace.hidden_size, x.dtype, names)
+    shared = _check_shared(shared, leading, workspace.hidden_size, x.dtype, names)
+    return LayerTensors(tokens.contiguous(), weight, *routed, shared)
+
+
+def check_swiglu_limit(limit) -> float:
+    """The C API's form: 0 is "no clamp"."""
+    if limit is None:
+        return 0.0
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+        raise TypeError(f"swiglu_limit: expected a number or None, got {type(limit).__name__}")
+    if not limit > 0 or math.isnan(limit):
+        raise ValueError(f"swiglu_limit: expected a number > 0 or None, got {limit}")
+    return float(limit)

@@ -1,0 +1,78 @@
+"""MoKConfig: how the engine runs. No field changes a bit of any result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from mok_torch import _C
+
+_MAX_WORKERS = 1024
+_MAX_ROWS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MoKConfig:
+    """How the engine runs; every field has a good default and none changes a bit of any result.
+
+    Ranks and calls may use different configurations. The instance is immutable, hashable and
+    printable, and validates itself.
+
+    Attributes:
+      fwd_num_comm_sms: workers of the forward that only move rows between ranks (threads on the
+        host, SMs on a GPU). 0: the compute workers move them in turn.
+      bwd_num_comm_sms: the same for the backward.
+      minibatch_size: rows that travel together while the previous minibatch is computed, rounded
+        up to row blocks of 128. None: chosen from the shapes.
+      macrobatch_size: rows whose activations are kept for the backward, rounded up to minibatches;
+        those of the other rows are computed again. None: chosen from the shapes (one rank keeps
+        everything). -1: everything, whatever the routing.
+      num_threads: compute threads of a rank on the host. None: torch.get_num_threads(), shared by
+        the ranks of one process.
+      isa: instruction set of the host engine, for example "avx512"; None: the best of this
+        machine. The one exception to the rule above: results of two instruction sets may differ in
+        the last bits, so all ranks must take the same one.
+      timeout_seconds: how long a rank waits for another one before it raises RankTimeoutError.
+        Read when a workspace is created.
+    """
+
+    fwd_num_comm_sms: int = 0
+    bwd_num_comm_sms: int = 0
+    minibatch_size: int | None = None
+    macrobatch_size: int | None = None
+    num_threads: int | None = None
+    isa: str | None = None
+    timeout_seconds: float = 60.0
+
+    def __post_init__(self):
+        self._check_integer("fwd_num_comm_sms", 0, _MAX_WORKERS)
+        self._check_integer("bwd_num_comm_sms", 0, _MAX_WORKERS)
+        self._check_integer("minibatch_size", 1, _MAX_ROWS, optional=True)
+        if self.macrobatch_size != -1:
+            self._check_integer("macrobatch_size", 1, _MAX_ROWS, optional=True)
+        self._check_integer("num_threads", 1, _MAX_WORKERS, optional=True)
+        if self.isa is not None and self.isa not in _C.ISA_NAMES:
+            raise ValueError(f"isa: expected None or one of {_C.ISA_NAMES}, got {self.isa!r}")
+        timeout = self.timeout_seconds
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout_seconds: expected a number, got {type(timeout).__name__}")
+        if not (timeout > 0 and math.isfinite(timeout)):
+            raise ValueError(f"timeout_seconds: expected a finite number > 0, got {timeout}")
+
+    def _check_integer(self, name: str, lowest: int, highest: int, optional: bool = False):
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            expected = "an int or None" if optional else "an int"
+            raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+        if not lowest <= value <= highest:
+            raise ValueError(f"{name}: expected {lowest} to {highest}, got {value}")
+
+    def threads_of_rank(self, ranks_in_process: int) -> int:
+        """Compute threads of one rank when ranks_in_process of them share this process."""
+        if self.num_threads is not None:
+            return self.num_threads
+        return max(1, torch.get_num_threads() // ranks_in_process)

@@ -1,0 +1,258 @@
+"""The layer as torch.library operators: mok::moe_forward and mok::moe_backward.
+
+Both are functional: they write nothing but their outputs, so they can be recomputed, reordered by a
+compiler and differentiated with several forwards alive. All that the backward needs travels in
+ordinary tensors (the ring and the serialised schedule), which autograd, activation checkpointing
+and offloading own and free as usual. The fake kernels are shape formulas; all checks are in the
+real kernels, which can tell the other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mok_torch import _C, passes
+from mok_torch.checks import (
+    LayerTensors,
+    check_layer,
+    check_swiglu_limit,
+    check_topk_idx,
+    require_dtype,
+    require_shape,
+    require_tensor,
+)
+from mok_torch.passes import LayerGrads, Ring, WeightGrads
+from mok_torch.plan import Plan
+from mok_torch.workspace import DEFAULT_HANDLE, Workspace, default_workspace, workspace_of_handle
+
+_NUM_WEIGHTS = 6  # routed gate, up, down; shared gate, up, down
+
+
+def _find_workspace(handle: int, x: Tensor, topk: int) -> Workspace:
+    if handle != DEFAULT_HANDLE:
+        return workspace_of_handle(handle)
+    tokens = x.numel() // max(1, x.shape[-1])
+    return default_workspace(x.shape[-1], topk, x.dtype, tokens)
+
+
+@torch.library.custom_op("mok::moe_forward", mutates_args=())
+def moe_forward(
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weight: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    shared_w_gate: Tensor | None,
+    shared_w_up: Tensor | None,
+    shared_w_down: Tensor | None,
+    shared_scale: Tensor | None,
+    workspace: int,
+    plan: Sequence[int],
+    swiglu_limit: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Schedule and forward. Returns out, the schedule's words, and the five tensors of a Ring."""
+    owner = _find_workspace(workspace, x, topk_idx.shape[-1])
+    plan = Plan(*plan)
+    routed = (w_gate, w_up, w_down)
+    shared = (shared_w_gate, shared_w_up, shared_w_down, shared_scale)
+    with owner.reporting_errors(_C.OP_SCHEDULE):
+        limit = check_swiglu_limit(swiglu_limit)
+        layer = check_layer(x, topk_weight, routed, shared, owner)
+        routes = check_topk_idx(topk_idx, x.shape[:-1], owner.topk)
+        out = x.new_empty(x.shape)
+        ring = passes.new_ring(layer, plan.ring_rows)
+    schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts)
+    passes.run_forward(owner, plan, schedule, layer, ring, out, limit)
+    return out, passes.save_schedule(schedule, plan.schedule_words), *ring
+
+
+@moe_forward.register_fake
+def _(
+    x,
+    topk_idx,
+    topk_weight,
+    w_gate,
+    w_up,
+    w_down,
+    shared_w_gate,
+    shared_w_up,
+    shared_w_down,
+    shared_scale,
+    workspace,
+    plan,
+    swiglu_limit,
+):
+    plan = Plan(*plan)
+    tokens = x.numel() // x.shape[-1]
+    shared_intermediate = 0 if shared_w_gate is None else shared_w_gate.shape[0]
+    shapes = passes.ring_shapes(
+        x.shape[-1], plan.ring_rows, tokens, w_gate.shape[1], shared_intermediate
+    )
+    ring = [x.new_empty(shape) for shape in shapes]
+    words = x.new_empty((plan.schedule_words,), dtype=torch.int32)
+    return x.new_empty(x.shape), words, *ring
+
+
+@torch.library.custom_op("mok::moe_backward", mutates_args=())
+def moe_backward(
+    d_out: Tensor,
+    x: Tensor,
+    topk_weight: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    shared_w_gate: Tensor | None,
+    shared_w_up: Tensor | None,
+    shared_w_down: Tensor | None,
+    shared_scale: Tensor | None,
+    schedule_words: Tensor,
+    ring_x: Tensor,
+    ring_gate: Tensor,
+    ring_up: Tensor,
+    shared_gate: Tensor,
+    shared_up: Tensor,
+    workspace: int,
+    plan: Sequence[int],
+    swiglu_limit: float | None,
+    weight_needed: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns the gradients of x, topk_weight, the six weights and shared_scale.
+
+    weight_needed: which of the six weights' gradients are wanted. Those that are not, or whose
+    input is None, are empty.
+    """
+    owner = _find_workspace(workspace, x, topk_weight.shape[-1])
+    plan = Plan(*plan)
+    weights = (w_gate, w_up, w_down, shared_w_gate, shared_w_up, shared_w_down)
+    with owner.reporting_errors(_C.OP_BACKWARD):
+        limit = check_swiglu_limit(swiglu_limit)
+        layer = check_layer(x, topk_weight, weights[:3], (*weights[3:], shared_scale), owner)
+        require_tensor("d_out", d_out)
+        require_dtype("d_out", d_out, x.dtype, " (the dtype of x)")
+        require_shape("d_out", d_out, x.shape, "of x")
+        d_tokens = d_out.reshape(layer.x.shape).contiguous()
+        schedule = passes.load_schedule(schedule_words)
+        ring = _ring_to_overwrite(
+            schedule, Ring(ring_x, ring_gate, ring_up, shared_gate, shared_up)
+        )
+        grads = _empty_grads(layer, weights, weight_needed)
+    passes.run_backward(owner, plan, schedule, layer, ring, 1, d_tokens, grads, limit)
+    d_weights = [
+        weight.new_empty(0) if grad is None else grad
+        for weight, grad in zip(
+            (weight if weight is not None else x for weight in weights),
+            (*grads.routed[:3], *grads.shared[:3]),
+            strict=True,
+        )
+    ]
+    d_scale = topk_weight.new_empty(0) if shared_scale is None else grads.shared_scale
+    return (
+        grads.x.view(x.shape),
+        grads.topk_weight.view(topk_weight.shape),
+        *d_weights,
+        d_scale.view(shared_scale.shape) if shared_scale is not None else d_scale,
+    )
+
+
+def _ring_to_overwrite(schedule: _C.Schedule, ring: Ring) -> Ring:
+    """The ring itself, or a copy where the backward would overwrite rows that autograd holds."""
+    ring = Ring(*(tensor.contiguous() for tensor in ring))
+    if schedule.info().num_macrobatches <= 1:
+        return ring
+    return ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())
+
+
+def _empty_grads(layer: LayerTensors, weights, weight_needed: Sequence[bool]) -> LayerGrads:
+    d_weights = [
+        weight.new_empty(weight.shape) if needed and weight is not None else None
+        for weight, needed in zip(weights, weight_needed, strict=True)
+    ]
+    has_scale = layer.shared is not None and layer.shared.scale is not None
+    return LayerGrads(
+        x=layer.x.new_empty(layer.x.shape),
+        topk_weight=layer.topk_weight.new_empty(layer.topk_weight.shape),
+        shared_scale=layer.topk_weight.new_empty(layer.num_tokens) if has_scale else None,
+        routed=WeightGrads(*d_weights[:3]),
+        shared=WeightGrads(*d_weights[3:]),
+    )
+
+
+@moe_backward.register_fake
+def _(
+    d_out,
+    x,
+    topk_weight,
+    w_gate,
+    w_up,
+    w_down,
+    shared_w_gate,
+    shared_w_up,
+    shared_w_down,
+    shared_scale,
+    schedule_words,
+    ring_x,
+    ring_gate,
+    ring_up,
+    shared_gate,
+    shared_up,
+    workspace,
+    plan,
+    swiglu_limit,
+    weight_needed,
+):
+    weights = (w_gate, w_up, w_down, shared_w_gate, shared_w_up, shared_w_down)
+    d_weights = [
+        x.new_empty(0) if weight is None or not needed else weight.new_empty(weight.shape)
+        for weight, needed in zip(weights, weight_needed, strict=True)
+    ]
+    d_scale = topk_weight.new_empty(0 if shared_scale is None else shared_scale.shape)
+    return (
+        x.new_empty(x.shape),
+        topk_weight.new_empty(topk_weight.shape),
+        *d_weights,
+        d_scale,
+    )
+
+
+def _save_for_backward(ctx, inputs, output):
+    x, _, topk_weight, *weights_and_scale = inputs[:10]
+    handle, plan, limit = inputs[10:]
+    out, *saved = output
+    del out
+    ctx.save_for_backward(x, topk_weight, *weights_and_scale, *saved)
+    ctx.mark_non_differentiable(*saved)
+    # Else autograd would fill a zero gradient of the size of the ring.
+    ctx.set_materialize_grads(False)
+    ctx.settings = (handle, plan, limit)
+    # Keeps a workspace alive that its owner drops before the backward.
+    ctx.workspace = None if handle == DEFAULT_HANDLE else workspace_of_handle(handle)
+
+
+def _backward(ctx, d_out, *_):
+    if d_out is None:
+        return (None,) * 13
+    x, topk_weight, *weights_and_scale, words, r0, r1, r2, r3, r4 = ctx.saved_tensors
+    needed = [ctx.needs_input_grad[3 + index] for index in range(_NUM_WEIGHTS)]
+    d_x, d_topk_weight, *d_weights, d_scale = moe_backward(
+        d_out, x, topk_weight, *weights_and_scale, words, r0, r1, r2, r3, r4, *ctx.settings, needed
+    )
+    d_weights = [grad if need else None for grad, need in zip(d_weights, needed, strict=True)]
+    d_scale = d_scale if ctx.needs_input_grad[9] else None
+    return d_x, None, d_topk_weight, *d_weights, d_scale, None, None, None
+
+
+moe_forward.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+def _no_double_backward(ctx, *grads):
+    raise NotImplementedError(
+        "mok_torch: the MoE layer has no double backward; differentiate it once, without "
+        "create_graph=True"
+    )
+
+
+moe_backward.register_autograd(_no_double_backward)

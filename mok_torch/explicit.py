@@ -1,0 +1,334 @@
+"""The explicit calls of mok_torch.functional: schedule, forward and backward without autograd."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mok_torch import _C, passes
+from mok_torch.checks import (
+    EXPLICIT_NAMES,
+    LayerTensors,
+    check_layer,
+    check_swiglu_limit,
+    check_topk_idx,
+    require_dtype,
+    require_shape,
+    require_tensor,
+)
+from mok_torch.config import MoKConfig
+from mok_torch.passes import LayerGrads, Ring, WeightGrads
+from mok_torch.plan import Plan, make_plan
+from mok_torch.workspace import Workspace
+
+_GRAD_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Schedule:
+    """Who computes which row, for one routing of one batch; made by build_schedule.
+
+    Any number of forwards and backwards, of several layers too, may use it.
+
+    Attributes:
+      info: num_tokens, num_tokens_total, num_experts, num_local_experts, first_expert,
+        num_macrobatches, num_rows, num_row_blocks, minibatch_rows, ring_rows.
+    """
+
+    def __init__(self, engine: _C.Schedule, plan: Plan):
+        self.engine = engine
+        self.plan = plan
+        self.info = engine.info()
+
+    def tokens_per_expert(self) -> Tensor:
+        """int64 [El]: routes of all ranks that lead to each expert of this rank."""
+        return torch.tensor(self.engine.tokens_per_expert(), dtype=torch.int64)
+
+
+@dataclasses.dataclass
+class ForwardContext:
+    """What a forward leaves for its backward; one per live forward.
+
+    Attributes:
+      ring: the activations that are kept.
+      kept_macrobatches: 1: the ring is what the forward left. 0: the backward has consumed it, or
+        recompute_forward_context made it, and the next backward recomputes everything.
+    """
+
+    ring: Ring
+    kept_macrobatches: int
+
+
+class MainGrads(NamedTuple):
+    """Buffers into which backward adds the weight gradients; None: that one is returned instead.
+
+    fp32 or the dtype of the weights, of the weights' shapes, contiguous; one dtype for the routed
+    and one for the shared weights, and within these all three or none.
+    """
+
+    routed_gate: Tensor | None = None
+    routed_up: Tensor | None = None
+    routed_down: Tensor | None = None
+    shared_gate: Tensor | None = None
+    shared_up: Tensor | None = None
+    shared_down: Tensor | None = None
+
+
+def build_schedule(
+    workspace: Workspace,
+    config: MoKConfig | None,
+    top_experts: Tensor,
+    *,
+    num_local_experts: int,
+) -> Schedule:
+    """Plans one routing of one batch. Collective.
+
+    Args:
+      top_experts: int64 (or int32) [T, K], global expert ids in [-1, E); -1: no route.
+      num_local_experts: El, the experts of this rank.
+    """
+    with workspace.reporting_errors(_C.OP_SCHEDULE):
+        config = _check_config(config)
+        require_tensor("top_experts", top_experts)
+        leading = top_experts.shape[:-1]
+        routes = check_topk_idx(top_experts, leading, workspace.topk, EXPLICIT_NAMES)
+        if isinstance(num_local_experts, bool) or not isinstance(num_local_experts, int):
+            raise TypeError(
+                f"num_local_experts: expected an int, got {type(num_local_experts).__name__}"
+            )
+        if num_local_experts < 0:
+            raise ValueError(f"num_local_experts: expected >= 0, got {num_local_experts}")
+        ep_size = workspace.ep_size
+        tokens = routes.shape[0] if ep_size == 1 else workspace.num_local_tokens * ep_size
+        plan = make_plan(config, ep_size, tokens, workspace.topk, num_local_experts)
+    return Schedule(passes.build_schedule(workspace, plan, routes, num_local_experts), plan)
+
+
+def forward(
+    config: MoKConfig | None,
+    workspace: Workspace,
+    schedule: Schedule,
+    x: Tensor,
+    router_weights: Tensor,
+    shared_gate_weights: Tensor | None,
+    shared_up_weights: Tensor | None,
+    shared_down_weights: Tensor | None,
+    routed_gate_weights: Tensor,
+    routed_up_weights: Tensor,
+    routed_down_weights: Tensor,
+    swiglu_limit: float | None = None,
+    *,
+    shared_scale: Tensor | None = None,
+) -> tuple[Tensor, ForwardContext]:
+    """The layer without autograd. Collective.
+
+    Args:
+      x: [T, H]; any leading dimensions will do.
+      router_weights: fp32 [T, K].
+      shared_gate_weights, shared_up_weights, shared_down_weights: [Is, H], [Is, H], [H, Is], or
+        None all three.
+      routed_gate_weights, routed_up_weights, routed_down_weights: [El, I, H], [El, I, H],
+        [El, H, I].
+      swiglu_limit: see moe.
+      shared_scale: fp32 [T], a factor of the shared expert's output, or None for 1.
+
+    Returns:
+      The output, of x's shape and dtype, and the context for the backward.
+    """
+    routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
+    shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
+    with workspace.reporting_errors(_C.OP_FORWARD), torch.no_grad():
+        plan = _plan_of_call(config, schedule)
+        limit = check_swiglu_limit(swiglu_limit)
+        layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
+        ring = passes.new_ring(layer, schedule.plan.ring_rows)
+        out = x.new_empty(x.shape)
+    passes.run_forward(workspace, plan, schedule.engine, layer, ring, out, limit)
+    return out, ForwardContext(ring, kept_macrobatches=1)
+
+
+def recompute_forward_context(
+    config: MoKConfig | None,
+    workspace: Workspace,
+    schedule: Schedule,
+    x: Tensor,
+    router_weights: Tensor,
+    shared_gate_weights: Tensor | None,
+    shared_up_weights: Tensor | None,
+    shared_down_weights: Tensor | None,
+    routed_gate_weights: Tensor,
+    routed_up_weights: Tensor,
+    routed_down_weights: Tensor,
+    swiglu_limit: float | None = None,
+    *,
+    shared_scale: Tensor | None = None,
+) -> ForwardContext:
+    """A context in place of one that was dropped after its forward: same bits in the backward.
+
+    Nothing is computed here and no rank is met: the backward refills the ring, between its own
+    exchanges, which is cheaper than a second forward. Arguments as in forward.
+    """
+    routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
+    shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
+    _plan_of_call(config, schedule)
+    check_swiglu_limit(swiglu_limit)
+    layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
+    return ForwardContext(passes.new_ring(layer, schedule.plan.ring_rows), kept_macrobatches=0)
+
+
+def backward(
+    config: MoKConfig | None,
+    workspace: Workspace,
+    schedule: Schedule,
+    context: ForwardContext,
+    d_output: Tensor,
+    x: Tensor,
+    router_weights: Tensor,
+    shared_gate_weights: Tensor | None,
+    shared_up_weights: Tensor | None,
+    shared_down_weights: Tensor | None,
+    routed_gate_weights: Tensor,
+    routed_up_weights: Tensor,
+    routed_down_weights: Tensor,
+    swiglu_limit: float | None = None,
+    *,
+    shared_scale: Tensor | None = None,
+    weight_grad_dtype: torch.dtype | None = None,
+    main_grads: MainGrads | None = None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the layer. Collective.
+
+    Args:
+      context: from forward or recompute_forward_context. It may be used again: the second backward
+        then recomputes what the first one overwrote.
+      d_output: [T, H], of x's shape and dtype.
+      weight_grad_dtype: of the weight gradients that are returned, torch.float32 or (None) that of
+        the weights.
+      main_grads: buffers to add the weight gradients to, in fp32, rounded once.
+      Others: as in forward.
+
+    Returns:
+      (d_x, d_router_weights, d_w_routed_gate, d_w_routed_up, d_w_routed_down, d_w_shared_gate,
+      d_w_shared_up, d_w_shared_down), then d_shared_scale if shared_scale was given. Gradients of
+      shared weights that are None are None. A gradient that was added to a main_grads buffer is
+      that buffer.
+    """
+    routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
+    shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
+    with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
+        plan = _plan_of_call(config, schedule)
+        limit = check_swiglu_limit(swiglu_limit)
+        layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
+        _check_context(context, schedule, layer)
+        require_tensor("d_output", d_output)
+        require_dtype("d_output", d_output, x.dtype, " (the dtype of x)")
+        require_shape("d_output", d_output, x.shape, "of x")
+        d_tokens = d_output.reshape(layer.x.shape).contiguous()
+        grads = _make_grads(layer, weight_grad_dtype, main_grads or MainGrads())
+    kept = context.kept_macrobatches
+    if schedule.info.num_macrobatches > 1:
+        context.kept_macrobatches = 0  # the pass overwrites the ring, even one that fails
+    passes.run_backward(
+        workspace, plan, schedule.engine, layer, context.ring, kept, d_tokens, grads, limit
+    )
+    context.kept_macrobatches = min(1, context.kept_macrobatches)
+    results = (
+        grads.x.view(x.shape),
+        grads.topk_weight.view(router_weights.shape),
+        *grads.routed[:3],
+        *grads.shared[:3],
+    )
+    if shared_scale is None:
+        return results
+    return *results, grads.shared_scale.view(shared_scale.shape)
+
+
+def _check_config(config: MoKConfig | None) -> MoKConfig:
+    if config is not None and not isinstance(config, MoKConfig):
+        raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
+    return MoKConfig() if config is None else config
+
+
+def _plan_of_call(config: MoKConfig | None, schedule: Schedule) -> Plan:
+    """The workers of this call's config with the sizes of the schedule's."""
+    config = _check_config(config)
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule: expected a Schedule, got {type(schedule).__name__}")
+    workers = make_plan(config, 1, 0, 1, 0)
+    sizes = schedule.plan
+    return workers._replace(
+        ring_rows=sizes.ring_rows,
+        schedule_words=sizes.schedule_words,
+        minibatch_rows=sizes.minibatch_rows,
+    )
+
+
+def _check_call(x, router_weights, routed, shared, workspace, schedule) -> LayerTensors:
+    layer = check_layer(x, router_weights, routed, shared, workspace, EXPLICIT_NAMES)
+    if layer.num_tokens != schedule.info.num_tokens:
+        raise ValueError(
+            f"x: expected the schedule's {schedule.info.num_tokens} tokens, got {layer.num_tokens}"
+        )
+    if layer.num_local_experts != schedule.info.num_local_experts:
+        raise ValueError(
+            f"routed_gate_weights: expected the schedule's {schedule.info.num_local_experts} "
+            f"experts, got {layer.num_local_experts}"
+        )
+    return layer
+
+
+def _check_context(context, schedule: Schedule, layer: LayerTensors):
+    if not isinstance(context, ForwardContext):
+        raise TypeError(f"context: expected a ForwardContext, got {type(context).__name__}")
+    shapes = passes.ring_shapes(
+        layer.x.shape[1],
+        schedule.plan.ring_rows,
+        layer.num_tokens,
+        layer.intermediate,
+        layer.shared_intermediate,
+    )
+    for name, given, shape in zip(Ring._fields, context.ring, shapes, strict=True):
+        require_shape(f"context.ring.{name}", given, shape, "of this schedule and layer")
+
+
+def _make_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads) -> LayerGrads:
+    dtype = layer.x.dtype if weight_grad_dtype is None else weight_grad_dtype
+    if dtype not in (torch.float32, layer.x.dtype):
+        raise TypeError(
+            f"weight_grad_dtype: expected torch.float32 or {layer.x.dtype}, got {dtype}"
+        )
+    shared = layer.shared
+    shared_weights = (None, None, None) if shared is None else shared[:3]
+    has_scale = shared is not None and shared.scale is not None
+    return LayerGrads(
+        x=layer.x.new_empty(layer.x.shape),
+        topk_weight=layer.topk_weight.new_empty(layer.topk_weight.shape),
+        shared_scale=layer.topk_weight.new_empty(layer.num_tokens) if has_scale else None,
+        routed=_weight_grads(
+            MainGrads._fields[:3], main_grads[:3], (layer.gate, layer.up, layer.down), dtype
+        ),
+        shared=_weight_grads(MainGrads._fields[3:], main_grads[3:], shared_weights, dtype),
+    )
+
+
+def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
+    """The caller's buffers to add to, or new ones to write."""
+    given = [buffer is not None for buffer in buffers]
+    if not any(given):
+        return WeightGrads(
+            *(w if w is None else w.new_empty(w.shape, dtype=dtype) for w in weights)
+        )
+    for name, buffer, weight in zip(names, buffers, weights, strict=True):
+        name = f"main_grads.{name}"
+        if weight is None:
+            raise ValueError(f"{name}: given for a layer without that weight")
+        require_tensor(name, buffer)
+        if buffer.dtype not in (torch.float32, weight.dtype):
+            raise TypeError(f"{name}: expected torch.float32 or {weight.dtype}, got {buffer.dtype}")
+        require_dtype(name, buffer, buffers[0].dtype, f" (the dtype of main_grads.{names[0]})")
+        require_shape(name, buffer, weight.shape, "of the weight")
+        if not buffer.is_contiguous():
+            raise ValueError(f"{name}: expected a contiguous tensor, got strides {buffer.stride()}")
+    return WeightGrads(*buffers, accumulate=True)

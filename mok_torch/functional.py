@@ -1,0 +1,162 @@
+"""The MoE layer as functions: `moe` for autograd, and the explicit calls without it.
+
+`moe` is all that most programs need. The explicit calls (get_workspace, build_schedule, forward,
+backward, recompute_forward_context) give the caller control of every buffer. Both do the same
+arithmetic and give the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mok_torch import _C
+from mok_torch.checks import refuse_forward_mode, require_tensor
+from mok_torch.config import MoKConfig
+from mok_torch.custom_ops import moe_forward
+from mok_torch.explicit import (
+    ForwardContext,
+    MainGrads,
+    Schedule,
+    backward,
+    build_schedule,
+    forward,
+    recompute_forward_context,
+)
+from mok_torch.groups import InProcessGroup
+from mok_torch.plan import make_plan
+from mok_torch.workspace import DEFAULT_HANDLE, Workspace, create_workspace, get_workspace
+
+__all__ = [
+    "ForwardContext",
+    "InProcessGroup",
+    "MainGrads",
+    "MoKConfig",
+    "Schedule",
+    "SharedExpert",
+    "Workspace",
+    "backward",
+    "build_schedule",
+    "create_workspace",
+    "forward",
+    "get_workspace",
+    "moe",
+    "recompute_forward_context",
+]
+
+
+class SharedExpert(NamedTuple):
+    """The expert that every token visits.
+
+    Attributes:
+      w_gate, w_up: [I_s, H].
+      w_down: [H, I_s].
+      scale: fp32 [...] or [..., 1], a factor of the expert's output for each token, or None for 1.
+    """
+
+    w_gate: Tensor
+    w_up: Tensor
+    w_down: Tensor
+    scale: Tensor | None = None
+
+
+_NO_SHARED_EXPERT = (None, None, None, None)
+
+
+def moe(
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weight: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    *,
+    shared: SharedExpert | None = None,
+    workspace: Workspace | None = None,
+    config: MoKConfig | None = None,
+    swiglu_limit: float | None = None,
+) -> Tensor:
+    """Routes tokens to experts and combines their outputs.
+
+    Differentiable once in x, topk_weight, all weights and shared.scale; works under torch.compile
+    and activation checkpointing. With a workspace of several ranks the call and its backward are
+    collective: every rank calls them, in the same order, with any number of tokens.
+
+    Under torch.autocast, x and all weights are cast to the autocast dtype (bfloat16); topk_weight
+    and shared.scale stay fp32.
+
+    Args:
+      x: [..., H] tokens of this rank, bfloat16 or float32.
+      topk_idx: int64 or int32 [..., K], global expert ids in [-1, E); -1: no route. An expert may
+        appear twice.
+      topk_weight: fp32 [..., K].
+      w_gate, w_up: [El, I, H], the experts of this rank: rank 0 owns the first ids, and so on. El
+        may differ by rank.
+      w_down: [El, H, I].
+      shared: the shared expert, or None.
+      workspace: from get_workspace or create_workspace; None: one rank, a cached workspace that
+        grows as needed.
+      config: how the engine runs. None: MoKConfig().
+      swiglu_limit: c > 0 clamps the gate projection to at most c and the up projection to [-c, c].
+
+    Returns:
+      [..., H] of x's dtype.
+
+    Raises:
+      ValueError, TypeError: on every rank, before anything runs; the text names the argument.
+      RankTimeoutError: a rank did not come.
+      NotImplementedError: forward-mode differentiation; a second backward.
+    """
+    weights = [w_gate, w_up, w_down]
+    shared_weights = list(_NO_SHARED_EXPERT if shared is None else SharedExpert(*shared))
+    if not torch.compiler.is_compiling():
+        tensors = (x, topk_idx, topk_weight, *weights, *shared_weights)
+        _check_types(tensors, workspace, config)
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        x = x.to(dtype)
+        weights = [weight.to(dtype) for weight in weights]
+        shared_weights[:3] = [w if w is None else w.to(dtype) for w in shared_weights[:3]]
+    config = MoKConfig() if config is None else config
+    topk = topk_idx.shape[-1]
+    if workspace is None:
+        handle, ep_size, tokens = DEFAULT_HANDLE, 1, topk_idx.numel() // topk
+    else:
+        handle, ep_size = workspace.handle, workspace.ep_size
+        tokens = workspace.num_local_tokens * ep_size
+    plan = make_plan(config, ep_size, tokens, topk, w_gate.shape[0])
+    return moe_forward(
+        x, topk_idx, topk_weight, *weights, *shared_weights, handle, list(plan), swiglu_limit
+    )[0]
+
+
+_TENSOR_NAMES = (
+    *("x", "topk_idx", "topk_weight", "w_gate", "w_up", "w_down"),
+    *("shared.w_gate", "shared.w_up", "shared.w_down", "shared.scale"),
+)
+
+
+def _check_types(tensors, workspace, config):
+    """What an operator's own argument parser would refuse without telling the other ranks."""
+    if workspace is not None and not isinstance(workspace, Workspace):
+        raise TypeError(f"workspace: expected a Workspace, got {type(workspace).__name__}")
+    with (
+        contextlib.nullcontext()
+        if workspace is None
+        else workspace.reporting_errors(_C.OP_SCHEDULE)
+    ):
+        if config is not None and not isinstance(config, MoKConfig):
+            raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
+        for name, tensor in zip(_TENSOR_NAMES, tensors, strict=True):
+            if tensor is not None or not name.startswith("shared."):
+                require_tensor(name, tensor)
+            if tensor is not None:
+                refuse_forward_mode(name, tensor, "moe")
+        for name, tensor, dimensions in (("topk_idx", tensors[1], 1), ("w_gate", tensors[3], 3)):
+            if tensor.dim() < dimensions:
+                raise ValueError(
+                    f"{name}: expected at least {dimensions} dimensions, got {list(tensor.shape)}"
+                )

@@ -1,0 +1,187 @@
+"""The ranks of a workspace: one rank, a torch.distributed group, or threads of this process.
+
+All three offer the same small interface, which workspaces use when they are created or grown:
+
+  rank, size           this rank and the number of ranks
+  ranks_in_process     ranks that share this process and its cores
+  workspaces           the cache of get_workspace, which lives as long as the group
+  exchange(value)      the values of all ranks, in rank order (collective)
+  host_record()        what create_engine needs from every rank, to be exchanged
+  create_engine(...)   the C++ workspace of this rank (collective)
+
+Layers never use it: their ranks meet in the engine's own handshakes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from mok_torch import _C
+from mok_torch.errors import RankTimeoutError
+
+# get_workspace's cache of each torch.distributed group. Nothing in it refers to its group.
+_distributed_workspaces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+class SingleRank:
+    """No group: this rank is alone."""
+
+    rank = 0
+    size = 1
+    ranks_in_process = 1
+    workspaces: dict = {}  # of the process
+
+    def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
+        del timeout_seconds
+        return [value]
+
+    def host_record(self) -> Any:
+        return None
+
+    def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
+        del records
+        return _C.Workspace.single(shape, timeout_seconds)
+
+
+class InProcessGroup:
+    """Ranks that are threads of this process, for tests, notebooks and debugging.
+
+    Each thread passes its own `group.member(rank)` wherever a process group is expected:
+
+        group = InProcessGroup(2)
+        # in thread `rank`:
+        workspace = create_workspace(config, group.member(rank), ...)
+    """
+
+    def __init__(self, size: int):
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"size: expected an int >= 1, got {size!r}")
+        self.size = size
+        self._condition = threading.Condition()
+        self._rounds: dict[int, dict[int, Any]] = {}
+        self._members = [InProcessMember(self, rank) for rank in range(size)]
+
+    def member(self, rank: int) -> InProcessMember:
+        """The group as rank `rank` sees it."""
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            raise ValueError(f"rank: expected an int in [0, {self.size}), got {rank!r}")
+        return self._members[rank]
+
+    def _exchange(self, rank: int, round_index: int, value: Any, timeout_seconds: float):
+        with self._condition:
+            values = self._rounds.setdefault(round_index, {})
+            values[rank] = value
+            self._condition.notify_all()
+            complete = self._condition.wait_for(lambda: len(values) == self.size, timeout_seconds)
+            if not complete:
+                missing = sorted(set(range(self.size)) - set(values))
+                raise RankTimeoutError(
+                    f"rank {rank}: ranks {missing} of the in-process group did not come within "
+                    f"{timeout_seconds} s"
+                )
+            # A rank enters round n + 1 only after it has left round n: n - 1 is over for all.
+            self._rounds.pop(round_index - 1, None)
+            return [values[peer] for peer in range(self.size)]
+
+
+class InProcessMember:
+    """One rank of an InProcessGroup; made by InProcessGroup.member."""
+
+    def __init__(self, group: InProcessGroup, rank: int):
+        self.group = group
+        self.rank = rank
+        self.size = group.size
+        self.ranks_in_process = group.size
+        self.workspaces: dict = {}
+        self._round = 0
+
+    def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
+        """The values of all ranks, in rank order. Collective."""
+        round_index = self._round
+        self._round += 1
+        return self.group._exchange(self.rank, round_index, value, timeout_seconds)
+
+    def host_record(self) -> Any:
+        # Rank 0's handle serves all; the others' cost nothing.
+        return _C.InProcessGroup(self.size)
+
+    def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
+        return _C.Workspace.in_process(self.rank, self.size, records[0], shape, timeout_seconds)
+
+
+class DistributedGroup:
+    """A torch.distributed process group whose processes share one machine's memory."""
+
+    ranks_in_process = 1
+
+    def __init__(self, group: dist.ProcessGroup):
+        self._group = weakref.ref(group)
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("group: this process is not a member of the process group")
+
+    @property
+    def workspaces(self) -> dict:
+        return _distributed_workspaces.setdefault(self.group, {})
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The torch.distributed group; held weakly, so that it can be destroyed."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group of this workspace has been destroyed")
+        return group
+
+    def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
+        """The values of all ranks, in rank order. Collective; the group's own timeout holds."""
+        del timeout_seconds
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def host_record(self) -> Any:
+        return {"memory": _shared_memory_identity(), "name": f"mok-{uuid.uuid4().hex}"}
+
+    def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
+        for peer, record in enumerate(records):
+            if record["memory"] != records[0]["memory"]:
+                raise ValueError(
+                    "group: all ranks must share the memory of one machine (/dev/shm), but rank 0 "
+                    f"is on {records[0]['memory']} and rank {peer} on {record['memory']}"
+                )
+        return _C.Workspace.shared_memory(
+            self.rank, self.size, records[0]["name"], shape, timeout_seconds
+        )
+
+
+def _shared_memory_identity() -> str:
+    """Equal for two processes exactly when they see the same /dev/shm."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            machine = file.read().strip()
+    except OSError:
+        machine = os.uname().nodename
+    return f"{os.uname().nodename} (boot {machine}, /dev/shm {os.stat('/dev/shm').st_dev})"
+
+
+def as_group(group) -> SingleRank | InProcessMember | DistributedGroup:
+    """None, an InProcessMember or a torch.distributed group as this module's interface."""
+    if group is None:
+        return SingleRank()
+    if isinstance(group, InProcessMember):
+        return group
+    if isinstance(group, InProcessGroup):
+        raise TypeError("group: pass InProcessGroup(size).member(rank), not the group itself")
+    if dist.is_available() and isinstance(group, dist.ProcessGroup):
+        return DistributedGroup(group) if dist.get_world_size(group) != 1 else SingleRank()
+    raise TypeError(
+        "group: expected None, a torch.distributed process group or an InProcessGroup member, got "
+        f"{type(group).__name__}"
+    )

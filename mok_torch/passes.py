@@ -1,0 +1,178 @@
+"""Runs the engine's passes on checked tensors: allocation of outputs and the C API's structs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mok_torch import _C
+from mok_torch.checks import LayerTensors
+from mok_torch.dtypes import ENGINE_DTYPES
+from mok_torch.lazy_memory import lazy_zeros
+from mok_torch.plan import Plan, engine_config
+from mok_torch.workspace import Workspace
+
+
+class Ring(NamedTuple):
+    """What a forward leaves for its backward, in the dtype of x.
+
+    x [ring_rows, H], gate and up [ring_rows, I]: of macrobatch 0. shared_gate and shared_up
+    [T, Is]. Rows that hold no route are never read.
+    """
+
+    x: Tensor
+    gate: Tensor
+    up: Tensor
+    shared_gate: Tensor
+    shared_up: Tensor
+
+
+def ring_shapes(
+    hidden: int, ring_rows: int, num_tokens: int, intermediate: int, shared_intermediate: int
+) -> tuple[tuple[int, int], ...]:
+    """The shapes of a Ring's tensors; sizes may be symbolic."""
+    rows = (ring_rows, intermediate)
+    shared = (num_tokens, shared_intermediate)
+    return (ring_rows, hidden), rows, rows, shared, shared
+
+
+def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:
+    """A ring for this layer's forward, filled with zeros."""
+    shapes = ring_shapes(
+        layer.x.shape[1],
+        ring_rows,
+        layer.num_tokens,
+        layer.intermediate,
+        layer.shared_intermediate,
+    )
+    return Ring(*(lazy_zeros(shape, layer.x.dtype) for shape in shapes))
+
+
+class WeightGrads(NamedTuple):
+    """Gradients of one group of weights (routed or shared); None: not wanted.
+
+    All have one dtype. With accumulate they are added to, else written.
+    """
+
+    gate: Tensor | None
+    up: Tensor | None
+    down: Tensor | None
+    accumulate: bool = False
+
+
+class LayerGrads(NamedTuple):
+    """Outputs of a backward: x [T, H], topk_weight fp32 [T, K], shared_scale fp32 [T] or None."""
+
+    x: Tensor
+    topk_weight: Tensor
+    shared_scale: Tensor | None
+    routed: WeightGrads
+    shared: WeightGrads
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _set_weights(target, gate: Tensor, up: Tensor, down: Tensor):
+    target.gate, target.up, target.down = gate.data_ptr(), up.data_ptr(), down.data_ptr()
+    target.intermediate = gate.shape[-2]
+
+
+def _set_layer(target, layer: LayerTensors, swiglu_limit: float):
+    target.x = layer.x.data_ptr()
+    target.topk_weight = layer.topk_weight.data_ptr()
+    target.swiglu_limit = swiglu_limit
+    _set_weights(target.routed, layer.gate, layer.up, layer.down)
+    if layer.shared is not None:
+        _set_weights(target.shared, layer.shared.gate, layer.shared.up, layer.shared.down)
+        target.shared_scale = _address(layer.shared.scale)
+
+
+def _set_ring(target, ring: Ring):
+    target.ring_rows = ring.x.shape[0]
+    target.ring_x = ring.x.data_ptr()
+    target.ring_gate = ring.gate.data_ptr()
+    target.ring_up = ring.up.data_ptr()
+    if ring.shared_gate.shape[1]:
+        target.shared_gate = ring.shared_gate.data_ptr()
+        target.shared_up = ring.shared_up.data_ptr()
+
+
+def _set_grads(target, grads: WeightGrads):
+    given = [grad for grad in (grads.gate, grads.up, grads.down) if grad is not None]
+    target.gate, target.up, target.down = map(_address, (grads.gate, grads.up, grads.down))
+    target.dtype = ENGINE_DTYPES[given[0].dtype] if given else _C.FP32
+    target.accumulate = int(grads.accumulate)
+
+
+def run_forward(
+    workspace: Workspace,
+    plan: Plan,
+    schedule: _C.Schedule,
+    layer: LayerTensors,
+    ring: Ring,
+    out: Tensor,
+    swiglu_limit: float,
+):
+    """Writes ring and out [T, H]. Collective."""
+    args = _C.ForwardArgs()
+    _set_layer(args.layer, layer, swiglu_limit)
+    _set_ring(args.context, ring)
+    args.out = out.data_ptr()
+    config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
+    _C.forward(workspace.engine, config, schedule, args)
+
+
+def run_backward(
+    workspace: Workspace,
+    plan: Plan,
+    schedule: _C.Schedule,
+    layer: LayerTensors,
+    ring: Ring,
+    kept_macrobatches: int,
+    d_out: Tensor,
+    grads: LayerGrads,
+    swiglu_limit: float,
+):
+    """Writes grads, and the ring where there are several macrobatches. Collective.
+
+    kept_macrobatches: 1 if the ring holds what the forward left, 0 if all is to be recomputed.
+    """
+    args = _C.BackwardArgs()
+    _set_layer(args.layer, layer, swiglu_limit)
+    _set_ring(args.context, ring)
+    args.d_out = d_out.data_ptr()
+    args.kept_macrobatches = kept_macrobatches
+    args.d_x = grads.x.data_ptr()
+    args.d_topk_weight = grads.topk_weight.data_ptr()
+    args.d_shared_scale = _address(grads.shared_scale)
+    _set_grads(args.d_routed, grads.routed)
+    _set_grads(args.d_shared, grads.shared)
+    config = engine_config(plan, workspace.ranks_in_process, plan.bwd_num_comm)
+    _C.backward(workspace.engine, config, schedule, args)
+
+
+def build_schedule(
+    workspace: Workspace, plan: Plan, topk_idx: Tensor, num_local_experts: int
+) -> _C.Schedule:
+    """The engine's schedule of int64 topk_idx [T, K], contiguous. Collective."""
+    config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
+    return _C.Schedule.build(
+        workspace.engine, config, topk_idx.data_ptr(), topk_idx.shape[0], num_local_experts
+    )
+
+
+def save_schedule(schedule: _C.Schedule, num_words: int) -> Tensor:
+    """The schedule as an int32 tensor of num_words, so that a graph can hold it."""
+    words = lazy_zeros((num_words,), torch.int32)
+    schedule.save(words.data_ptr(), num_words)
+    return words
+
+
+def load_schedule(words: Tensor) -> _C.Schedule:
+    """The schedule that save_schedule wrote."""
+    words = words.contiguous()
+    return _C.Schedule.load(words.data_ptr(), words.numel())

@@ -1,0 +1,99 @@
+"""Buffer sizes and engine settings of a pass, from what the host knows before it runs.
+
+The sizes depend on shapes only, never on the routing, so that the CPU waits for no token count and
+torch.compile can trace them (tokens may be a SymInt). A plan travels through operators as a list
+of integers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from mok_torch import _C
+from mok_torch.config import MoKConfig
+
+ROW_BLOCK = 128  # rows of a row block: mok_schedule's kRowBlock
+
+
+class Plan(NamedTuple):
+    """The integers that an operator takes along with its tensors.
+
+    Attributes:
+      ring_rows: rows of the ring, which is also the macrobatch.
+      schedule_words: int32 words that hold the schedule.
+      minibatch_rows: 0: the engine's heuristic.
+      fwd_num_comm, bwd_num_comm: communication threads.
+      num_threads: 0: torch.get_num_threads(), shared by the ranks of the process.
+      isa: index into _C.ISA_NAMES, -1: the best.
+    """
+
+    ring_rows: int
+    schedule_words: int
+    minibatch_rows: int
+    fwd_num_comm: int
+    bwd_num_comm: int
+    num_threads: int
+    isa: int
+
+
+def capacity_rows(num_tokens_total: int, topk: int, num_local_experts: int) -> int:
+    """Rows of the routing table in the worst case: every route leads to this rank.
+
+    Padding is worst when as many experts as possible have one row in their last row block.
+    """
+    routes = num_tokens_total * topk
+    experts = torch.sym_min(routes, num_local_experts)
+    return ROW_BLOCK * (experts + (routes - experts) // ROW_BLOCK)
+
+
+def ring_rows(
+    config: MoKConfig, ep_size: int, num_tokens_total: int, topk: int, num_local_experts: int
+) -> int:
+    """Rows whose activations the forward keeps.
+
+    By default the rows of a balanced load with 25 % to spare and one row block of padding for each
+    expert, so that an ordinary step recomputes nothing; at most the capacity, which one rank has.
+    """
+    capacity = capacity_rows(num_tokens_total, topk, num_local_experts)
+    wanted = config.macrobatch_size
+    if wanted == -1 or (wanted is None and ep_size == 1):
+        return capacity
+    if wanted is None:
+        balanced = -(-num_tokens_total * topk // ep_size)
+        wanted = balanced + balanced // 4 + ROW_BLOCK * num_local_experts
+    unit = _round_up(config.minibatch_size or ROW_BLOCK, ROW_BLOCK)
+    return torch.sym_min(capacity, _round_up(wanted, unit))
+
+
+def make_plan(
+    config: MoKConfig, ep_size: int, num_tokens_total: int, topk: int, num_local_experts: int
+) -> Plan:
+    """The plan of a layer call; num_tokens_total is an upper bound over all ranks."""
+    rows = ring_rows(config, ep_size, num_tokens_total, topk, num_local_experts)
+    capacity = capacity_rows(num_tokens_total, topk, num_local_experts)
+    return Plan(
+        ring_rows=rows,
+        schedule_words=_C.SCHEDULE_HEADER_WORDS + 2 * num_local_experts + 2 * capacity,
+        minibatch_rows=config.minibatch_size or 0,
+        fwd_num_comm=config.fwd_num_comm_sms,
+        bwd_num_comm=config.bwd_num_comm_sms,
+        num_threads=config.num_threads or 0,
+        isa=-1 if config.isa is None else _C.ISA_NAMES.index(config.isa),
+    )
+
+
+def engine_config(plan: Plan, ranks_in_process: int, num_comm: int) -> _C.EngineConfig:
+    """The C API's configuration of one pass."""
+    config = _C.EngineConfig()
+    config.num_threads = plan.num_threads or max(1, torch.get_num_threads() // ranks_in_process)
+    config.num_comm_threads = num_comm
+    config.minibatch_rows = plan.minibatch_rows
+    config.macrobatch_rows = max(plan.ring_rows, ROW_BLOCK)
+    config.isa = plan.isa
+    return config
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

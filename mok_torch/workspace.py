@@ -1,0 +1,290 @@
+"""Workspaces: the symmetric heap, scratch memory and worker threads of one rank.
+
+A workspace serves any number of layers and of live forwards; what a forward leaves for its backward
+belongs to the caller. Operators name a workspace by its integer handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from mok_torch import _C
+from mok_torch.config import MoKConfig
+from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
+from mok_torch.groups import SingleRank, as_group
+
+# Stands for the cached workspace of one rank and the shapes at hand.
+DEFAULT_HANDLE = 0
+
+_registry_lock = threading.Lock()
+_cache_lock = threading.Lock()
+_next_handle = itertools.count(1)
+_by_handle: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """What one rank asks for. Every rank sees all requests and reaches the same verdict."""
+
+    hidden_size: int
+    topk: int
+    dtype: torch.dtype
+    num_local_tokens: int
+    timeout_seconds: float
+    has_cached: bool = False  # a usable workspace of these shapes is in this rank's cache
+
+
+def _check_integer(name: str, value, lowest: int):
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+    if not lowest <= value < 2**31:
+        raise ValueError(f"{name}: expected {lowest} to {2**31 - 1}, got {value}")
+
+
+def _agree(group, make_request: Callable[[], _Request]) -> _Request:
+    """The request that all ranks make, with the largest num_local_tokens.
+
+    Collective. What is wrong on one rank, or differs between ranks, raises on every rank.
+    """
+    try:
+        answer: _Request | Exception = make_request()
+        timeout_seconds = answer.timeout_seconds
+    except (TypeError, ValueError) as error:
+        answer = error
+        timeout_seconds = MoKConfig().timeout_seconds
+    answers = group.exchange(answer, timeout_seconds)
+    if isinstance(answer, Exception):
+        raise answer
+    for peer, given in enumerate(answers):
+        if isinstance(given, Exception):
+            raise type(given)(f"rank {peer}: {given}") from given
+    first = answers[0]
+    for name in ("hidden_size", "topk", "dtype"):
+        for peer, other in enumerate(answers):
+            if getattr(other, name) != getattr(first, name):
+                raise ValueError(
+                    f"{name}: ranks disagree: {getattr(first, name)} on rank 0 and "
+                    f"{getattr(other, name)} on rank {peer}"
+                )
+    return dataclasses.replace(
+        first,
+        num_local_tokens=max(other.num_local_tokens for other in answers),
+        timeout_seconds=max(other.timeout_seconds for other in answers),
+        has_cached=all(other.has_cached for other in answers),
+    )
+
+
+class Workspace:
+    """One rank's share of the engine; made by get_workspace or create_workspace.
+
+    Attributes:
+      rank, ep_size: this rank and the number of ranks.
+      hidden_size, topk, dtype: of every layer that uses the workspace.
+      num_local_tokens: the most tokens that any rank may pass in one call (see grow).
+      handle: names the workspace in operators.
+    """
+
+    def __init__(self, group, request: _Request):
+        """Collective. `request` is agreed."""
+        self._group = group
+        self.rank: int = group.rank
+        self.ep_size: int = group.size
+        self.hidden_size = request.hidden_size
+        self.topk = request.topk
+        self.dtype = request.dtype
+        self._create_engine(request)
+        with _registry_lock:
+            self.handle = next(_next_handle)
+            _by_handle[self.handle] = self
+
+    def _create_engine(self, request: _Request):
+        records = self._group.exchange(self._group.host_record(), request.timeout_seconds)
+        shape = _C.WorkspaceShape(
+            request.num_local_tokens, request.hidden_size, request.topk, ENGINE_DTYPES[self.dtype]
+        )
+        self.engine = self._group.create_engine(shape, records, request.timeout_seconds)
+        self.timeout_seconds = request.timeout_seconds
+        self.num_local_tokens = request.num_local_tokens
+
+    def __repr__(self):
+        return (
+            f"Workspace(rank={self.rank}, ep_size={self.ep_size}, hidden_size={self.hidden_size}, "
+            f"topk={self.topk}, dtype={self.dtype}, num_local_tokens={self.num_local_tokens})"
+        )
+
+    @property
+    def ranks_in_process(self) -> int:
+        """Ranks of this group that share this process and its cores."""
+        return self._group.ranks_in_process
+
+    def grow(self, num_local_tokens: int):
+        """Makes room for num_local_tokens tokens of a rank: the largest that any rank asks for.
+
+        Collective: every rank of the group calls it, at the same point. Contexts and schedules made
+        before stay valid.
+        """
+
+        def request() -> _Request:
+            _check_integer("num_local_tokens", num_local_tokens, 0)
+            shapes = (self.hidden_size, self.topk, self.dtype, num_local_tokens)
+            return _Request(*shapes, self.timeout_seconds)
+
+        self._grow(_agree(self._group, request))
+
+    def _grow(self, agreed: _Request):
+        if agreed.num_local_tokens > self.num_local_tokens:
+            self._create_engine(agreed)
+
+    @contextlib.contextmanager
+    def reporting_errors(self, operation: int):
+        """Sends an error that the block raises to the ranks that enter `operation` meanwhile."""
+        try:
+            yield
+        except Exception as error:
+            if self.ep_size > 1:
+                self.engine.report_error(operation, _status_of(error), str(error))
+            raise
+
+    def is_usable(self) -> bool:
+        """False once a rank has not come to a call within the timeout."""
+        try:
+            self.engine.check()
+        except RuntimeError:
+            return False
+        return True
+
+    def check(self):
+        """Raises the error that made the workspace unusable, if there was one."""
+        self.engine.check()
+
+    def info(self) -> dict[str, int]:
+        """heap_bytes and scratch_bytes held now, and num_threads started so far."""
+        return self.engine.info()
+
+    def poison(self):
+        """For tests: fills all memory of the workspace with NaN."""
+        self.engine.poison()
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, TypeError):
+        return _C.TYPE_MISMATCH
+    return _C.INVALID_ARGUMENT if isinstance(error, ValueError) else _C.INTERNAL
+
+
+def create_workspace(
+    config: MoKConfig | None = None,
+    group=None,
+    *,
+    device: torch.device | str = "cpu",
+    num_local_tokens: int,
+    hidden_size: int,
+    topk: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Workspace:
+    """A new workspace. Collective over the group.
+
+    Args:
+      config: only timeout_seconds is read. None: MoKConfig().
+      group: None for one rank; a torch.distributed group whose ranks are processes of this
+        machine (any backend that moves Python objects, gloo for example); or a member of an
+        InProcessGroup.
+      device: "cpu".
+      num_local_tokens: the most tokens of this rank in one call. The largest of all ranks counts.
+      hidden_size: H, a multiple of 8.
+      topk: K.
+      dtype: of activations and weights, torch.bfloat16 or torch.float32.
+
+    Raises:
+      ValueError, TypeError: on every rank, when an argument is wrong on one or ranks disagree.
+      RankTimeoutError: a rank did not come. ResourceExhaustedError: /dev/shm is too small.
+    """
+    rank_group = as_group(group)
+    shapes = (hidden_size, topk, dtype, num_local_tokens)
+    return Workspace(rank_group, _agree(rank_group, lambda: _request(config, device, *shapes)))
+
+
+def get_workspace(
+    config: MoKConfig | None = None,
+    group=None,
+    *,
+    device: torch.device | str = "cpu",
+    num_local_tokens: int,
+    hidden_size: int,
+    topk: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Workspace:
+    """As create_workspace, but the group's cached workspace of these shapes, grown as needed.
+
+    Collective over the group even if the cache has it, because another rank may need it grown. A
+    workspace that a timeout made unusable is replaced.
+    """
+    rank_group = as_group(group)
+    cache = rank_group.workspaces
+    key = (hidden_size, topk, dtype)
+
+    def request() -> _Request:
+        made = _request(config, device, *key, num_local_tokens)
+        cached = cache.get(key)
+        usable = cached is not None and cached.is_usable()
+        return dataclasses.replace(made, has_cached=usable)
+
+    # One rank's cache is shared by threads, and nobody else waits for the holder of the lock. The
+    # members of an in-process group have caches of their own.
+    with _cache_lock if rank_group.size == 1 else contextlib.nullcontext():
+        agreed = _agree(rank_group, request)
+        if agreed.has_cached:
+            cache[key]._grow(agreed)
+        else:
+            cache[key] = Workspace(rank_group, agreed)
+        return cache[key]
+
+
+def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens) -> _Request:
+    """Raises TypeError or ValueError for what is wrong whatever the other ranks ask for."""
+    config = MoKConfig() if config is None else config
+    if not isinstance(config, MoKConfig):
+        raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
+    if torch.device(device).type != "cpu":
+        raise ValueError(f"device: expected cpu (this build has no other backend), got {device}")
+    _check_integer("num_local_tokens", tokens, 0)
+    _check_integer("hidden_size", hidden_size, 8)
+    _check_integer("topk", topk, 1)
+    if hidden_size % 8:
+        raise ValueError(f"hidden_size: expected a multiple of 8, got {hidden_size}")
+    if dtype not in ENGINE_DTYPES:
+        raise TypeError(f"dtype: expected {describe_dtypes()}, got {dtype}")
+    return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds)
+
+
+def default_workspace(
+    hidden_size: int, topk: int, dtype: torch.dtype, num_tokens: int
+) -> Workspace:
+    """The cached workspace of one rank, with room for num_tokens tokens and some more."""
+    cached = SingleRank.workspaces.get((hidden_size, topk, dtype))
+    if cached is not None and cached.num_local_tokens >= num_tokens:
+        return cached
+    # Powers of two: a growing sequence of calls allocates rarely.
+    return get_workspace(
+        num_local_tokens=1 << max(7, (num_tokens - 1).bit_length()),
+        hidden_size=hidden_size,
+        topk=topk,
+        dtype=dtype,
+    )
+
+
+def workspace_of_handle(handle: int) -> Workspace:
+    """The workspace that an operator names."""
+    workspace = _by_handle.get(handle)
+    if workspace is None:
+        raise RuntimeError(
+            f"workspace {handle} does not exist (any more): keep it alive until the last backward"
+        )
+    return workspace
