@@ -36,7 +36,7 @@ const char* StatusCodeName(StatusCode code);
 template <class... Args>
 std::string StrCat(const Args&... args) {
   std::ostringstream stream;
-  (stream << ... << args);
+  static_cast<void>((stream << ... << args));
   return std::move(stream).str();
 }
 

@@ -15,6 +15,13 @@ struct alignas(16) Word4 {
   uint32_t x, y, z, w;
 };
 
+// Operands of a block-scaled matrix multiply: shared-memory descriptors, and the tensor-memory
+// addresses of the scales.
+struct BlockScaledOperands {
+  uint64_t descriptor_a, descriptor_b;
+  uint32_t scales_a, scales_b;
+};
+
 // Permutation of 16-byte chunks inside rows of shared memory; the value is the span in bytes.
 enum class Swizzle : int { kNone = 0, k32 = 32, k64 = 64, k128 = 128 };
 

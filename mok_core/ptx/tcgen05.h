@@ -74,12 +74,6 @@ MOK_DEVICE void Tcgen05MmaF16Pair(uint32_t d, uint64_t descriptor_a, uint64_t de
       : "memory");
 }
 
-// Operands of a block-scaled multiply: `scales_*` are tensor-memory addresses.
-struct BlockScaledOperands {
-  uint64_t descriptor_a, descriptor_b;
-  uint32_t scales_a, scales_b;
-};
-
 // tcgen05.mma kind::mxf8f6f4.block_scale: one E8M0 scale per 32 elements of K.
 MOK_DEVICE void Tcgen05MmaMxf8(uint32_t d, const BlockScaledOperands& operands,
                                uint32_t instruction, bool accumulate) {

@@ -27,10 +27,6 @@ MOK_DEVICE void Tcgen05MmaF16Pair(uint32_t d, uint64_t descriptor_a, uint64_t de
                                   uint32_t instruction, bool accumulate) {
   emulator::Tcgen05MmaF16({d, descriptor_a, descriptor_b, instruction, accumulate, 0, 0}, true);
 }
-struct BlockScaledOperands {
-  uint64_t descriptor_a, descriptor_b;
-  uint32_t scales_a, scales_b;
-};
 MOK_DEVICE void Tcgen05MmaMxf8(uint32_t d, const BlockScaledOperands& operands,
                                uint32_t instruction, bool accumulate) {
   emulator::Tcgen05MmaMxf8({d, operands.descriptor_a, operands.descriptor_b, instruction,
