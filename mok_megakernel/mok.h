@@ -153,8 +153,8 @@ typedef struct MokEngineConfig {
   int32_t num_threads;      /* compute workers; 0: the cores of this process divided by ep_size */
   int32_t num_comm_threads; /* workers that only move rows; 0: compute workers do it in turn */
   int64_t minibatch_rows;   /* unit of overlap of exchange and compute, rounded up to row blocks of
-                               128 rows; 0: heuristic. Read by mok_schedule_build */
-  int64_t macrobatch_rows;  /* rows of the ring, rounded up to minibatches; 0: heuristic, -1: all
+                               128 rows; 0: chosen by each pass. Read by mok_schedule_build */
+  int64_t macrobatch_rows;  /* rows of the ring, rounded up to row blocks; 0: heuristic, -1: all
                                rows (nothing is ever recomputed). Read by mok_schedule_build */
   int32_t isa;              /* -1: best, else see mok_isa_name. Ranks must take the same one for the
                                results to have the same bits */
@@ -193,7 +193,7 @@ typedef struct MokScheduleInfo {
                                 backward  recomputes the others */
   int64_t num_rows;          /* routes that lead to this rank, without padding */
   int64_t num_row_blocks;    /* blocks of 128 rows, padding included */
-  int64_t minibatch_rows;
+  int64_t minibatch_rows;    /* 0: chosen by each pass */
   int64_t ring_rows; /* rows of the ring buffers of a MokContext; depends on shapes only, not
                         on the routing */
 } MokScheduleInfo;
@@ -203,8 +203,8 @@ MOK_API int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int6
 
 /* A schedule as plain memory, for frameworks that own every buffer between forward and backward.
  * Words are int32 in this machine's byte order; a saved schedule takes at most
- * MOK_SCHEDULE_HEADER_WORDS + 2 * El + 2 * capacity words, where capacity, the rows of the worst
- * case, is mok_schedule_capacity_rows(tokens of all ranks, K, El). */
+ * MOK_SCHEDULE_HEADER_WORDS + 2 * El + 2 * capacity + T * K words, where capacity, the rows of the
+ * worst case, is mok_schedule_capacity_rows(tokens of all ranks, K, El). */
 #define MOK_SCHEDULE_HEADER_WORDS 64
 MOK_API int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t topk,
                                            int32_t num_local_experts);

@@ -75,7 +75,10 @@ def make_plan(
     capacity = capacity_rows(num_tokens_total, topk, num_local_experts)
     return Plan(
         ring_rows=rows,
-        schedule_words=_C.SCHEDULE_HEADER_WORDS + 2 * num_local_experts + 2 * capacity,
+        schedule_words=_C.SCHEDULE_HEADER_WORDS
+        + 2 * num_local_experts
+        + 2 * capacity
+        + num_tokens_total * topk,
         minibatch_rows=config.minibatch_size or 0,
         fwd_num_comm=config.fwd_num_comm_sms,
         bwd_num_comm=config.bwd_num_comm_sms,

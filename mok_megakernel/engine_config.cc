@@ -1,0 +1,68 @@
+#include "mok_megakernel/engine_config.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace mok {
+namespace {
+
+// More than any machine has; keeps a wrong number from starting a million threads.
+constexpr int32_t kMaxThreads = 1024;
+
+Status CheckRange(const char* field, int64_t value, int64_t lowest, int64_t highest) {
+  if (value >= lowest && value <= highest) return OkStatus();
+  return InvalidArgumentError("config.", field, ": expected ", lowest, " to ", highest, ", got ",
+                              value);
+}
+
+StatusOr<Isa> ResolveIsa(int32_t isa) {
+  if (isa == -1) return BestIsa();
+  MOK_RETURN_IF_ERROR(CheckRange("isa", isa, -1, MOK_NUM_ISAS - 1));
+  const Isa chosen = static_cast<Isa>(isa);
+  if (!IsaSupported(chosen)) {
+    return UnavailableError("config.isa: this machine has no ", IsaName(chosen), ", its best is ",
+                            IsaName(BestIsa()));
+  }
+  return chosen;
+}
+
+}  // namespace
+
+int NumCores() {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+Status CheckStructSize(const char* name, int64_t given, int64_t expected) {
+  if (given == expected) return OkStatus();
+  return InvalidArgumentError(name, ".struct_size: expected ", expected, ", got ", given,
+                              " (compiled against another version of mok.h?)");
+}
+
+StatusOr<EngineConfig> ResolveConfig(const MokEngineConfig* config, int ep_size) {
+  if (config == nullptr) return InvalidArgumentError("config: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(
+      CheckStructSize("MokEngineConfig", config->struct_size, sizeof(MokEngineConfig)));
+  MOK_RETURN_IF_ERROR(CheckRange("num_threads", config->num_threads, 0, kMaxThreads));
+  MOK_RETURN_IF_ERROR(CheckRange("num_comm_threads", config->num_comm_threads, 0, kMaxThreads));
+  MOK_RETURN_IF_ERROR(CheckRange("minibatch_rows", config->minibatch_rows, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("macrobatch_rows", config->macrobatch_rows, -1, INT32_MAX));
+  EngineConfig resolved;
+  MOK_ASSIGN_OR_RETURN(resolved.isa, ResolveIsa(config->isa));
+  resolved.crew.compute =
+      config->num_threads > 0 ? config->num_threads : std::max(1, NumCores() / ep_size);
+  resolved.crew.communication = config->num_comm_threads;
+  resolved.minibatch_rows = config->minibatch_rows;
+  resolved.macrobatch_rows = config->macrobatch_rows;
+  resolved.trace = config->trace;
+  if (resolved.trace != nullptr && resolved.trace->recorder.num_workers() < resolved.crew.size()) {
+    return InvalidArgumentError("config.trace: made for ", resolved.trace->recorder.num_workers(),
+                                " workers, the pass has ", resolved.crew.size());
+  }
+  return resolved;
+}
+
+}  // namespace mok

@@ -1,0 +1,65 @@
+#include "mok_megakernel/host_engine.h"
+
+#include <new>
+
+#include "mok_megakernel/engine_config.h"
+#include "mok_megakernel/pass_arguments.h"
+#include "mok_megakernel/pass_builder.h"
+#include "mok_megakernel/pass_executor.h"
+
+namespace mok {
+namespace {
+
+Status CheckSchedule(const Workspace& workspace, const Schedule* schedule) {
+  if (schedule == nullptr) return InvalidArgumentError("schedule: expected a pointer, got null");
+  if (schedule->workspace_id == workspace.id()) return OkStatus();
+  return FailedPreconditionError("schedule: built with another workspace");
+}
+
+Status RunPrepared(Workspace& workspace, const EngineConfig& config, const PreparedPass& pass) {
+  if (config.trace != nullptr) config.trace->rank = workspace.shape().rank;
+  PassExecutor executor(workspace, config, pass);
+  const Status status = executor.Run();
+  if (!status.ok() && !executor.rejected()) workspace.Break(status);
+  return status;
+}
+
+// `check` and `prepare` are the pass's own. Whatever fails before the pass runs meets the other
+// ranks as an error.
+template <class Args, class Check, class Prepare>
+Status RunPass(Operation operation, Workspace& workspace, const MokEngineConfig* config,
+               const Schedule* schedule, const Args* args, Check check, Prepare prepare) {
+  EngineConfig resolved;
+  PreparedPass pass;
+  const auto ready = [&]() -> Status {
+    MOK_ASSIGN_OR_RETURN(resolved, ResolveConfig(config, workspace.shape().ep_size));
+    MOK_RETURN_IF_ERROR(CheckSchedule(workspace, schedule));
+    MOK_RETURN_IF_ERROR(check(workspace.shape(), *schedule, args));
+    MOK_RETURN_IF_ERROR(workspace.ReserveWorkers(resolved.crew.size(), resolved.isa));
+    return prepare(workspace, resolved, *schedule, *args, &pass);
+  };
+  Status prepared;
+  try {
+    prepared = ready();
+  } catch (const std::bad_alloc&) {  // peers are told this too, before they wait in vain
+    prepared = ResourceExhaustedError("out of memory while preparing the pass");
+  }
+  if (!prepared.ok()) return workspace.MeetWithError(operation, prepared);
+  return RunPrepared(workspace, resolved, pass);
+}
+
+}  // namespace
+
+Status RunForward(Workspace& workspace, const MokEngineConfig* config, const Schedule* schedule,
+                  const MokForwardArgs* args) {
+  return RunPass(Operation::kForward, workspace, config, schedule, args, CheckForwardArgs,
+                 PrepareForward);
+}
+
+Status RunBackward(Workspace& workspace, const MokEngineConfig* config, const Schedule* schedule,
+                   const MokBackwardArgs* args) {
+  return RunPass(Operation::kBackward, workspace, config, schedule, args, CheckBackwardArgs,
+                 PrepareBackward);
+}
+
+}  // namespace mok

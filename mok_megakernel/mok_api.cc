@@ -1,0 +1,367 @@
+// The C API: opaque objects, and the one place where errors become codes and exceptions end.
+#include "mok_megakernel/mok.h"
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "mok_core/dtype.h"
+#include "mok_core/status.h"
+#include "mok_gemm/host/isa.h"
+#include "mok_megakernel/engine_config.h"
+#include "mok_megakernel/host_engine.h"
+#include "mok_megakernel/in_process_group.h"
+#include "mok_megakernel/matmul.h"
+#include "mok_megakernel/saved_schedule.h"
+#include "mok_megakernel/schedule.h"
+#include "mok_megakernel/workspace.h"
+#include "mok_schedule/task.h"
+
+struct MokWorkspace {
+  std::unique_ptr<mok::Workspace> workspace;
+};
+struct MokSchedule {
+  std::unique_ptr<mok::Schedule> schedule;
+};
+struct MokInProcessGroup {
+  explicit MokInProcessGroup(int ep_size) : group(ep_size) {}
+  mok::InProcessGroup group;
+};
+
+static_assert(MOK_INTERNAL == static_cast<int>(mok::StatusCode::kInternal));
+static_assert(MOK_OUT_OF_RANGE == static_cast<int>(mok::StatusCode::kOutOfRange));
+static_assert(MOK_BF16 == static_cast<int>(mok::DType::kBf16));
+static_assert(MOK_FP32 == static_cast<int>(mok::DType::kFp32));
+static_assert(MOK_OP_SCHEDULE == static_cast<int>(mok::Operation::kSchedule));
+static_assert(MOK_OP_BACKWARD == static_cast<int>(mok::Operation::kBackward));
+static_assert(MOK_NUM_ISAS == static_cast<int>(mok::Isa::kAvx512Bf16) + 1);
+
+namespace mok {
+namespace {
+
+thread_local std::string last_error;
+
+// Runs a function that returns a Status; nothing is thrown across the C boundary.
+template <class Function>
+int32_t Guard(Function function) {
+  Status status;
+  try {
+    status = function();
+  } catch (const std::bad_alloc&) {
+    status = ResourceExhaustedError("out of memory");
+  } catch (const std::exception& error) {
+    status = InternalError("unexpected exception: ", error.what());
+  }
+  last_error = status.message();
+  return static_cast<int32_t>(status.code());
+}
+
+Status NullPointer(const char* name) {
+  return InvalidArgumentError(name, ": expected a pointer, got null");
+}
+
+// Runs function(workspace) under the workspace's lock, unless the workspace is broken.
+template <class Function>
+int32_t GuardLocked(MokWorkspace* handle, Function function) {
+  return Guard([&]() -> Status {
+    if (handle == nullptr) return NullPointer("workspace");
+    Workspace& workspace = *handle->workspace;
+    const auto lock = workspace.lock();
+    MOK_RETURN_IF_ERROR(workspace.CheckUsable());
+    return function(workspace);
+  });
+}
+
+Status CheckOptions(const MokWorkspaceOptions& options) {
+  if (options.ep_size < 1) {
+    return InvalidArgumentError("ep_size: expected >= 1, got ", options.ep_size);
+  }
+  if (options.rank < 0 || options.rank >= options.ep_size) {
+    return InvalidArgumentError("rank: expected 0 to ", options.ep_size - 1, ", got ",
+                                options.rank);
+  }
+  if (options.max_tokens < 0 || options.max_tokens > INT32_MAX) {
+    return InvalidArgumentError("max_tokens: expected 0 to 2^31 - 1, got ", options.max_tokens);
+  }
+  if (options.hidden <= 0 || options.hidden % 8 != 0) {
+    return InvalidArgumentError("hidden: expected a positive multiple of 8, got ", options.hidden);
+  }
+  if (options.topk < 1) return InvalidArgumentError("topk: expected >= 1, got ", options.topk);
+  if (options.max_tokens * options.topk > INT32_MAX) {
+    return InvalidArgumentError("max_tokens * topk: expected at most 2^31 - 1, got ",
+                                options.max_tokens * options.topk);
+  }
+  if (options.dtype != MOK_BF16 && options.dtype != MOK_FP32) {
+    return TypeMismatchError("dtype: expected bf16 (0) or fp32 (1), got ", options.dtype);
+  }
+  if (!(options.timeout_seconds > 0) || !(options.timeout_seconds < 1e9)) {
+    return InvalidArgumentError("timeout_seconds: expected a number in (0, 1e9), got ",
+                                options.timeout_seconds);
+  }
+  const int providers = (options.heap_name != nullptr) + (options.group != nullptr);
+  if (providers != (options.ep_size > 1 ? 1 : 0)) {
+    return InvalidArgumentError("heap_name, group: expected ",
+                                options.ep_size > 1 ? "exactly one" : "none of them",
+                                " with ep_size ", options.ep_size, ", got ", providers);
+  }
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<SymmetricHeap>> OpenHeap(const MokWorkspaceOptions& options,
+                                                  const WorkspaceShape& shape) {
+  if (options.group != nullptr) return options.group->group.TakeHeap(shape);
+  const size_t bytes = LayOutHeap(shape).bytes;
+  if (options.heap_name == nullptr) {
+    MOK_ASSIGN_OR_RETURN(auto heaps, CreateInProcessHeaps(1, bytes));
+    return std::move(heaps.front());
+  }
+  PosixSharedMemoryOptions heap_options;
+  heap_options.name = options.heap_name;
+  heap_options.rank = shape.rank;
+  heap_options.size = shape.ep_size;
+  heap_options.bytes = bytes;
+  heap_options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::duration<double>(options.timeout_seconds));
+  StatusOr<std::unique_ptr<SymmetricHeap>> heap = CreatePosixSharedMemoryHeap(heap_options);
+  if (heap.ok()) return heap;
+  return Status(heap.status().code(),
+                StrCat(heap.status().message(), " [rank ", shape.rank, " has max_tokens ",
+                       shape.max_tokens, ", hidden ", shape.hidden, ", topk ", shape.topk,
+                       ", dtype ", DTypeName(shape.dtype), "]"));
+}
+
+StatusOr<std::unique_ptr<Workspace>> CreateWorkspace(const MokWorkspaceOptions& options) {
+  WorkspaceShape shape;
+  shape.rank = options.rank;
+  shape.ep_size = options.ep_size;
+  shape.max_tokens = options.max_tokens;
+  shape.hidden = options.hidden;
+  shape.topk = options.topk;
+  shape.dtype = static_cast<DType>(options.dtype);
+  MOK_ASSIGN_OR_RETURN(std::unique_ptr<SymmetricHeap> heap, OpenHeap(options, shape));
+  auto workspace = std::make_unique<Workspace>(
+      shape, std::move(heap),
+      std::chrono::nanoseconds(static_cast<int64_t>(options.timeout_seconds * 1e9)));
+  if (options.heap_name != nullptr) {
+    // Shapes of different sizes have failed already; these are the ones of the same size.
+    MOK_RETURN_IF_ERROR(workspace->Meet(workspace->NewRecord(Operation::kCreate), {}));
+  }
+  return workspace;
+}
+
+Status FillScheduleInfo(const Schedule& schedule, MokScheduleInfo* info) {
+  MOK_RETURN_IF_ERROR(CheckStructSize("MokScheduleInfo", info->struct_size, sizeof(*info)));
+  info->num_tokens = schedule.num_tokens;
+  info->num_tokens_total = schedule.num_tokens_total;
+  info->num_experts = schedule.num_experts;
+  info->num_local_experts = schedule.table.num_local_experts;
+  info->first_expert = schedule.first_expert;
+  info->num_macrobatches = static_cast<int32_t>(schedule.Ring(kRowBlock).num_macrobatches());
+  info->num_rows = schedule.table.num_valid_rows();
+  info->num_row_blocks = schedule.table.num_row_blocks();
+  info->minibatch_rows = schedule.minibatch_rows;
+  info->ring_rows = schedule.ring_rows;
+  return OkStatus();
+}
+
+const Schedule* Unwrap(const MokSchedule* schedule) {
+  return schedule == nullptr ? nullptr : schedule->schedule.get();
+}
+
+}  // namespace
+}  // namespace mok
+
+extern "C" {
+
+int32_t mok_api_version(void) { return MOK_API_VERSION; }
+
+const char* mok_last_error(void) { return mok::last_error.c_str(); }
+
+const char* mok_isa_name(int32_t isa) {
+  if (isa < 0 || isa >= MOK_NUM_ISAS) return "unknown";
+  return mok::IsaName(static_cast<mok::Isa>(isa));
+}
+
+int32_t mok_isa_supported(int32_t isa) {
+  if (isa < 0 || isa >= MOK_NUM_ISAS) return 0;
+  return mok::IsaSupported(static_cast<mok::Isa>(isa)) ? 1 : 0;
+}
+
+int32_t mok_best_isa(void) { return static_cast<int32_t>(mok::BestIsa()); }
+
+int32_t mok_num_cores(void) { return mok::NumCores(); }
+
+int32_t mok_trace_create(int32_t num_workers, int64_t events_per_worker, MokTrace** trace) {
+  return mok::Guard([&]() -> mok::Status {
+    if (trace == nullptr) return mok::NullPointer("trace");
+    if (num_workers < 1 || events_per_worker < 0) {
+      return mok::InvalidArgumentError("expected num_workers >= 1 and events_per_worker >= 0, got ",
+                                       num_workers, " and ", events_per_worker);
+    }
+    *trace = new MokTrace(num_workers, events_per_worker);
+    return mok::OkStatus();
+  });
+}
+
+void mok_trace_destroy(MokTrace* trace) { delete trace; }
+
+int32_t mok_trace_write(const MokTrace* trace, const char* path) {
+  return mok::Guard([&]() -> mok::Status {
+    if (trace == nullptr) return mok::NullPointer("trace");
+    if (path == nullptr) return mok::NullPointer("path");
+    const auto kind_name = [](int32_t kind) -> std::string {
+      return mok::TaskKindName(static_cast<mok::TaskKind>(kind));
+    };
+    return trace->recorder.WriteChromeTrace(path, kind_name, trace->rank);
+  });
+}
+
+int32_t mok_in_process_group_create(int32_t ep_size, MokInProcessGroup** group) {
+  return mok::Guard([&]() -> mok::Status {
+    if (group == nullptr) return mok::NullPointer("group");
+    if (ep_size < 1) return mok::InvalidArgumentError("ep_size: expected >= 1, got ", ep_size);
+    *group = new MokInProcessGroup(ep_size);
+    return mok::OkStatus();
+  });
+}
+
+void mok_in_process_group_destroy(MokInProcessGroup* group) { delete group; }
+
+int32_t mok_workspace_create(const MokWorkspaceOptions* options, MokWorkspace** workspace) {
+  return mok::Guard([&]() -> mok::Status {
+    if (options == nullptr) return mok::NullPointer("options");
+    if (workspace == nullptr) return mok::NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(
+        mok::CheckStructSize("MokWorkspaceOptions", options->struct_size, sizeof(*options)));
+    MOK_RETURN_IF_ERROR(mok::CheckOptions(*options));
+    MOK_ASSIGN_OR_RETURN(auto created, mok::CreateWorkspace(*options));
+    *workspace = new MokWorkspace{std::move(created)};
+    return mok::OkStatus();
+  });
+}
+
+void mok_workspace_destroy(MokWorkspace* workspace) { delete workspace; }
+
+int32_t mok_workspace_check(const MokWorkspace* workspace) {
+  return mok::Guard([&]() -> mok::Status {
+    if (workspace == nullptr) return mok::NullPointer("workspace");
+    return workspace->workspace->CheckUsable();
+  });
+}
+
+int32_t mok_workspace_info(const MokWorkspace* workspace, MokWorkspaceInfo* info) {
+  return mok::Guard([&]() -> mok::Status {
+    if (workspace == nullptr) return mok::NullPointer("workspace");
+    if (info == nullptr) return mok::NullPointer("info");
+    MOK_RETURN_IF_ERROR(mok::CheckStructSize("MokWorkspaceInfo", info->struct_size, sizeof(*info)));
+    const auto lock = workspace->workspace->lock();
+    info->heap_bytes = static_cast<int64_t>(workspace->workspace->regions().bytes);
+    info->scratch_bytes = static_cast<int64_t>(workspace->workspace->scratch().bytes());
+    info->num_threads = workspace->workspace->pool().num_threads();
+    info->reserved = 0;
+    return mok::OkStatus();
+  });
+}
+
+int32_t mok_workspace_poison(MokWorkspace* workspace) {
+  return mok::GuardLocked(workspace, [](mok::Workspace& locked) {
+    locked.Poison();
+    return mok::OkStatus();
+  });
+}
+
+int32_t mok_workspace_report_error(MokWorkspace* workspace, int32_t operation, int32_t code,
+                                   const char* message) {
+  return mok::GuardLocked(workspace, [&](mok::Workspace& locked) -> mok::Status {
+    if (operation < MOK_OP_SCHEDULE || operation > MOK_OP_BACKWARD) {
+      return mok::InvalidArgumentError("operation: expected a MokOperation, got ", operation);
+    }
+    if (code <= MOK_OK || code > MOK_INTERNAL) {
+      return mok::InvalidArgumentError("code: expected an error of MokStatusCode, got ", code);
+    }
+    return locked.MeetWithError(
+        static_cast<mok::Operation>(operation),
+        mok::Status(static_cast<mok::StatusCode>(code), message == nullptr ? "" : message));
+  });
+}
+
+int32_t mok_schedule_build(MokWorkspace* workspace, const MokEngineConfig* config,
+                           const MokScheduleArgs* args, MokSchedule** schedule) {
+  return mok::GuardLocked(workspace, [&](mok::Workspace& locked) -> mok::Status {
+    if (schedule == nullptr) {
+      return locked.MeetWithError(mok::Operation::kSchedule, mok::NullPointer("schedule"));
+    }
+    MOK_ASSIGN_OR_RETURN(auto built, mok::BuildSchedule(locked, config, args));
+    *schedule = new MokSchedule{std::move(built)};
+    return mok::OkStatus();
+  });
+}
+
+void mok_schedule_destroy(MokSchedule* schedule) { delete schedule; }
+
+int32_t mok_schedule_info(const MokSchedule* schedule, MokScheduleInfo* info) {
+  return mok::Guard([&]() -> mok::Status {
+    if (schedule == nullptr) return mok::NullPointer("schedule");
+    if (info == nullptr) return mok::NullPointer("info");
+    return mok::FillScheduleInfo(*schedule->schedule, info);
+  });
+}
+
+int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int64_t* counts) {
+  return mok::Guard([&]() -> mok::Status {
+    if (schedule == nullptr) return mok::NullPointer("schedule");
+    const auto& rows = schedule->schedule->table.expert_rows;
+    if (counts == nullptr && !rows.empty()) return mok::NullPointer("counts");
+    for (size_t expert = 0; expert < rows.size(); ++expert) counts[expert] = rows[expert];
+    return mok::OkStatus();
+  });
+}
+
+int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t topk,
+                                   int32_t num_local_experts) {
+  return mok::RoutingTableCapacityRows(num_tokens_total, topk, num_local_experts);
+}
+
+int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t num_words) {
+  return mok::Guard([&]() -> mok::Status {
+    if (schedule == nullptr) return mok::NullPointer("schedule");
+    if (words == nullptr) return mok::NullPointer("words");
+    const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
+    return mok::SaveSchedule(*schedule->schedule, std::span<int32_t>(words, size));
+  });
+}
+
+int32_t mok_schedule_load(const int32_t* words, int64_t num_words, MokSchedule** schedule) {
+  return mok::Guard([&]() -> mok::Status {
+    if (words == nullptr) return mok::NullPointer("words");
+    if (schedule == nullptr) return mok::NullPointer("schedule");
+    const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
+    MOK_ASSIGN_OR_RETURN(auto loaded, mok::LoadSchedule(std::span<const int32_t>(words, size)));
+    *schedule = new MokSchedule{std::move(loaded)};
+    return mok::OkStatus();
+  });
+}
+
+int32_t mok_forward(MokWorkspace* workspace, const MokEngineConfig* config,
+                    const MokSchedule* schedule, const MokForwardArgs* args) {
+  return mok::GuardLocked(workspace, [&](mok::Workspace& locked) {
+    return mok::RunForward(locked, config, mok::Unwrap(schedule), args);
+  });
+}
+
+int32_t mok_backward(MokWorkspace* workspace, const MokEngineConfig* config,
+                     const MokSchedule* schedule, const MokBackwardArgs* args) {
+  return mok::GuardLocked(workspace, [&](mok::Workspace& locked) {
+    return mok::RunBackward(locked, config, mok::Unwrap(schedule), args);
+  });
+}
+
+int32_t mok_matmul(const MokMatmulArgs* args) {
+  return mok::Guard([&] { return mok::Matmul(args); });
+}
+
+}  // extern "C"

@@ -1,0 +1,120 @@
+#include "mok_megakernel/pass_arguments.h"
+
+#include <cmath>
+
+#include "mok_megakernel/engine_config.h"
+
+namespace mok {
+namespace {
+
+Status CheckPointer(const char* name, const void* pointer, bool needed) {
+  if (!needed || pointer != nullptr) return OkStatus();
+  return InvalidArgumentError(name, ": expected a pointer, got null");
+}
+
+struct WeightNames {
+  const char* gate;
+  const char* up;
+  const char* down;
+  const char* intermediate;
+};
+constexpr WeightNames kRoutedNames = {"routed.gate", "routed.up", "routed.down",
+                                      "routed.intermediate"};
+constexpr WeightNames kSharedNames = {"shared.gate", "shared.up", "shared.down",
+                                      "shared.intermediate"};
+
+Status CheckWeights(const MokWeights& weights, const WeightNames& names, bool needed) {
+  if (weights.intermediate % 8 != 0 || weights.intermediate > INT32_MAX) {
+    return InvalidArgumentError(names.intermediate,
+                                ": expected a positive multiple of 8 below 2^31, got ",
+                                weights.intermediate);
+  }
+  MOK_RETURN_IF_ERROR(CheckPointer(names.gate, weights.gate, needed));
+  MOK_RETURN_IF_ERROR(CheckPointer(names.up, weights.up, needed));
+  return CheckPointer(names.down, weights.down, needed);
+}
+
+Status CheckLayer(const Schedule& schedule, const MokLayer& layer) {
+  const bool has_tokens = schedule.num_tokens > 0;
+  MOK_RETURN_IF_ERROR(CheckPointer("x", layer.x, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckPointer("topk_weight", layer.topk_weight, has_tokens));
+  if (layer.routed.intermediate <= 0) {
+    return InvalidArgumentError("routed.intermediate: expected a positive multiple of 8, got ",
+                                layer.routed.intermediate);
+  }
+  if (layer.shared.intermediate < 0) {
+    return InvalidArgumentError("shared.intermediate: expected a multiple of 8 >= 0, got ",
+                                layer.shared.intermediate);
+  }
+  const bool has_shared = layer.shared.intermediate > 0;
+  const bool has_experts = schedule.table.num_local_experts > 0;
+  MOK_RETURN_IF_ERROR(CheckWeights(layer.routed, kRoutedNames, has_experts));
+  MOK_RETURN_IF_ERROR(CheckWeights(layer.shared, kSharedNames, has_shared));
+  if (layer.shared_scale != nullptr && !has_shared) {
+    return InvalidArgumentError("shared_scale: expected null without a shared expert");
+  }
+  if (std::isnan(layer.swiglu_limit)) {
+    return InvalidArgumentError("swiglu_limit: expected a number, got NaN");
+  }
+  return OkStatus();
+}
+
+Status CheckContext(const Schedule& schedule, const MokLayer& layer, const MokContext& context) {
+  if (context.ring_rows < schedule.ring_rows) {
+    return InvalidArgumentError("context.ring_rows: expected at least ", schedule.ring_rows,
+                                " (MokScheduleInfo.ring_rows), got ", context.ring_rows);
+  }
+  const bool has_rows = schedule.table.num_row_blocks() > 0;
+  MOK_RETURN_IF_ERROR(CheckPointer("context.ring_x", context.ring_x, has_rows));
+  MOK_RETURN_IF_ERROR(CheckPointer("context.ring_gate", context.ring_gate, has_rows));
+  MOK_RETURN_IF_ERROR(CheckPointer("context.ring_up", context.ring_up, has_rows));
+  const bool has_shared = layer.shared.intermediate > 0 && schedule.num_tokens > 0;
+  MOK_RETURN_IF_ERROR(CheckPointer("context.shared_gate", context.shared_gate, has_shared));
+  return CheckPointer("context.shared_up", context.shared_up, has_shared);
+}
+
+Status CheckGradDType(const char* name, const MokWeightGrads& grads, DType dtype) {
+  const bool any = grads.gate != nullptr || grads.up != nullptr || grads.down != nullptr;
+  if (!any || grads.dtype == MOK_FP32 || (grads.dtype == MOK_BF16 && dtype == DType::kBf16)) {
+    return OkStatus();
+  }
+  return TypeMismatchError(name, ".dtype: expected fp32", dtype == DType::kBf16 ? " or bf16" : "",
+                           ", got ", DTypeName(static_cast<DType>(grads.dtype)));
+}
+
+}  // namespace
+
+Status CheckForwardArgs(const WorkspaceShape&, const Schedule& schedule,
+                        const MokForwardArgs* args) {
+  if (args == nullptr) return InvalidArgumentError("args: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckStructSize("MokForwardArgs", args->struct_size, sizeof(*args)));
+  MOK_RETURN_IF_ERROR(CheckLayer(schedule, args->layer));
+  MOK_RETURN_IF_ERROR(CheckContext(schedule, args->layer, args->context));
+  return CheckPointer("out", args->out, schedule.num_tokens > 0);
+}
+
+Status CheckBackwardArgs(const WorkspaceShape& shape, const Schedule& schedule,
+                         const MokBackwardArgs* args) {
+  if (args == nullptr) return InvalidArgumentError("args: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckStructSize("MokBackwardArgs", args->struct_size, sizeof(*args)));
+  MOK_RETURN_IF_ERROR(CheckLayer(schedule, args->layer));
+  MOK_RETURN_IF_ERROR(CheckContext(schedule, args->layer, args->context));
+  const bool has_tokens = schedule.num_tokens > 0;
+  MOK_RETURN_IF_ERROR(CheckPointer("d_out", args->d_out, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckPointer("d_x", args->d_x, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckPointer("d_topk_weight", args->d_topk_weight, has_tokens));
+  const bool has_scale = args->layer.shared_scale != nullptr;
+  MOK_RETURN_IF_ERROR(
+      CheckPointer("d_shared_scale", args->d_shared_scale, has_tokens && has_scale));
+  if (args->d_shared_scale != nullptr && !has_scale) {
+    return InvalidArgumentError("d_shared_scale: expected null without shared_scale");
+  }
+  if (args->kept_macrobatches != 0 && args->kept_macrobatches != 1) {
+    return InvalidArgumentError("kept_macrobatches: expected 0 or 1, got ",
+                                args->kept_macrobatches);
+  }
+  MOK_RETURN_IF_ERROR(CheckGradDType("d_routed", args->d_routed, shape.dtype));
+  return CheckGradDType("d_shared", args->d_shared, shape.dtype);
+}
+
+}  // namespace mok

@@ -1,0 +1,42 @@
+// Which rows and columns a task works on.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "mok_megakernel/pass_params.h"
+#include "mok_schedule/task.h"
+
+namespace mok {
+
+// A row block in the table and in the ring.
+struct BlockRows {
+  int64_t table_row;  // first row in the routing table
+  int64_t ring_row;   // first row in the ring
+  int rows;           // valid ones, 1 .. kRowBlock
+};
+
+inline BlockRows RowsOfBlock(const PassParams& params, const Task& task) {
+  return {int64_t{task.block} * kRowBlock,
+          params.ring_plan.slot_of_block(task.block) * int64_t{kRowBlock},
+          params.table.rows_in_block(task.block)};
+}
+
+// A contiguous range [begin, begin + count).
+struct Range {
+  int64_t begin;
+  int count;
+};
+
+// Tile `index` of an extent cut into tiles of `tile`.
+inline Range TileRange(int64_t index, int tile, int64_t extent) {
+  const int64_t begin = index * tile;
+  return {begin, static_cast<int>(std::min<int64_t>(tile, extent - begin))};
+}
+
+// The tokens of a token block.
+inline Range TokensOfBlock(const PassParams& params, const Task& task) {
+  return TileRange(task.block, kRowBlock, params.shape.num_tokens);
+}
+
+}  // namespace mok

@@ -1,0 +1,40 @@
+// Schedule: the routing of one batch as this rank sees it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "mok_core/status.h"
+#include "mok_megakernel/engine_config.h"
+#include "mok_megakernel/mok.h"
+#include "mok_megakernel/workspace.h"
+#include "mok_schedule/ring_plan.h"
+#include "mok_schedule/routing_table.h"
+
+namespace mok {
+
+struct Schedule {
+  uint64_t workspace_id = 0;  // of the workspace that built it
+  int64_t round = 0;          // handshake in which it was built: the same on all ranks
+  int64_t num_tokens = 0;     // T
+  int64_t num_tokens_total = 0;
+  int num_experts = 0;              // E
+  int first_expert = 0;             // global id of local expert 0
+  std::vector<int32_t> expert_ids;  // [T, K] this rank's own routes
+  RoutingTable table;
+  int64_t minibatch_rows = 0;  // as configured; 0: chosen by each pass
+  int64_t ring_rows = 0;       // M row blocks of the ring, in rows; 0 when no route can lead here
+
+  // The ring plan of a pass with `minibatch_rows` > 0 rows a minibatch.
+  RingPlan Ring(int64_t pass_minibatch_rows) const;
+  // Rows of the ring that hold anything.
+  int64_t used_ring_rows() const { return Ring(kRowBlock).num_slots() * kRowBlock; }
+};
+
+// Collective, under workspace.lock(): the whole of mok_schedule_build.
+StatusOr<std::unique_ptr<Schedule>> BuildSchedule(Workspace& workspace,
+                                                  const MokEngineConfig* config,
+                                                  const MokScheduleArgs* args);
+
+}  // namespace mok
