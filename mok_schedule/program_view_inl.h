@@ -214,7 +214,11 @@ MOK_HOST_DEVICE inline ProgramView::Group ProgramView::FindGroup(Queue queue,
     int64_t position = 0;
     for (int64_t end = num_macrobatches; end - position > 1;) {
       const int64_t middle = (position + end) / 2;
-      (*index < StreamBegin(queue, middle) ? end : position) = middle;
+      if (*index < StreamBegin(queue, middle)) {
+        end = middle;
+      } else {
+        position = middle;
+      }
     }
     *index -= StreamBegin(queue, position);
 

@@ -59,7 +59,8 @@ StatusOr<std::vector<int64_t>> CountRows(std::span<const RankRoutes> routes,
   const int32_t num_experts = partition.num_experts();
   const int32_t first = partition.begin[rank];
   const auto num_local = static_cast<uint32_t>(partition.num_local_experts(rank));
-  std::vector<int64_t> counts(num_local, 0);
+  // The last count collects all other ids: a branch would be mispredicted all the time.
+  std::vector<int64_t> counts(num_local + 1, 0);
   for (size_t source = 0; source < routes.size(); ++source) {
     const int32_t* ids = routes[source].expert_ids;
     const int64_t num_routes = routes[source].num_tokens * topk;
@@ -70,9 +71,10 @@ StatusOr<std::vector<int64_t>> CountRows(std::span<const RankRoutes> routes,
                                route % topk, ": expected -1 to ", num_experts - 1, ", got ", id);
       }
       const auto local = static_cast<uint32_t>(id) - static_cast<uint32_t>(first);
-      if (local < num_local) ++counts[local];  // the id -1 wraps to a large number
+      ++counts[std::min(local, num_local)];  // ids below `first` wrap to large numbers
     }
   }
+  counts.pop_back();
   return counts;
 }
 
