@@ -1,8 +1,9 @@
 #include "mok_schedule/ring_plan.h"
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 
-#include "gtest/gtest.h"
 #include "mok_schedule/routing_table.h"
 
 namespace mok {

@@ -1,5 +1,8 @@
 #include "mok_schedule/routing_table.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -9,8 +12,6 @@
 #include <tuple>
 #include <vector>
 
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "mok_core/bits.h"
 
 namespace mok {

@@ -1,6 +1,9 @@
 // The three invariants of the task program: waits look back only, no number of workers deadlocks,
 // and nothing is overwritten before its last reader is done. The last test removes and weakens
 // every kind of wait in turn and sees that the checks above would notice.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -10,8 +13,6 @@
 #include <tuple>
 #include <vector>
 
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "mok_schedule/task_program.h"
 #include "mok_schedule/testing/random_program.h"
 #include "mok_schedule/testing/simulation.h"

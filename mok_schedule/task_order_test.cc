@@ -1,4 +1,7 @@
 // The closed-form decoding of task indices against the order written out naively.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -8,8 +11,6 @@
 #include <tuple>
 #include <vector>
 
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "mok_schedule/task_program.h"
 #include "mok_schedule/testing/naive_order.h"
 #include "mok_schedule/testing/random_program.h"

@@ -1,5 +1,7 @@
 // Task programs on real threads and real counters. The buffers are plain memory, so a sanitizer
 // sees every access that the program's waits and signals do not order.
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -9,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "gtest/gtest.h"
 #include "mok_core/counter.h"
 #include "mok_core/status.h"
 #include "mok_core/work_source.h"
