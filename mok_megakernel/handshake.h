@@ -24,7 +24,7 @@ enum class AgreedField : int32_t {
   kHidden,
   kTopk,
   kDType,
-  kSchedule,  // the round in which the schedule was built
+  kSchedule,  // fingerprint of the schedule
   kIntermediate,
   kSharedIntermediate,
   kSwigluLimit,  // bits of the float

@@ -12,8 +12,18 @@ namespace {
 
 Status CheckSchedule(const Workspace& workspace, const Schedule* schedule) {
   if (schedule == nullptr) return InvalidArgumentError("schedule: expected a pointer, got null");
-  if (schedule->workspace_id == workspace.id()) return OkStatus();
-  return FailedPreconditionError("schedule: built with another workspace");
+  const WorkspaceShape& shape = workspace.shape();
+  const RoutingTable& table = schedule->table;
+  if (table.rank != shape.rank || table.ep_size != shape.ep_size || table.topk != shape.topk) {
+    return FailedPreconditionError("schedule: built for rank ", table.rank, " of ", table.ep_size,
+                                   " with K = ", table.topk, ", the workspace is of rank ",
+                                   shape.rank, " of ", shape.ep_size, " with K = ", shape.topk);
+  }
+  if (schedule->num_tokens > shape.max_tokens) {
+    return FailedPreconditionError("schedule: has ", schedule->num_tokens,
+                                   " tokens, the workspace room for ", shape.max_tokens);
+  }
+  return OkStatus();
 }
 
 Status RunPrepared(Workspace& workspace, const EngineConfig& config, const PreparedPass& pass) {

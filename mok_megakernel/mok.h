@@ -165,7 +165,8 @@ typedef struct MokEngineConfig {
 /* ---- Schedule ----------------------------------------------------------------------------- */
 
 /* Who computes which row, for one routing of one batch. Immutable once built: any number of
- * forwards and backwards may use it, of several layers too. */
+ * forwards and backwards may use it, of several layers too, with the workspace that built it or any
+ * other of the same rank, R and K with room for the tokens. It may outlive its workspace. */
 typedef struct MokSchedule MokSchedule;
 
 typedef struct MokScheduleArgs {
@@ -211,8 +212,8 @@ MOK_API int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t top
 /* Needs num_words >= what the schedule takes, else MOK_INVALID_ARGUMENT; the rest of words is left
  * alone. */
 MOK_API int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t num_words);
-/* A schedule equal to the one saved, to be used with the same workspace; not collective. Words that
- * no save has written are MOK_INVALID_ARGUMENT. */
+/* A schedule equal to the one saved; not collective. Words that no save has written are
+ * MOK_INVALID_ARGUMENT. */
 MOK_API int32_t mok_schedule_load(const int32_t* words, int64_t num_words, MokSchedule** schedule);
 
 /* ---- Forward and backward ----------------------------------------------------------------- */

@@ -247,7 +247,7 @@ Status Prepare(Workspace& workspace, const EngineConfig& config, const PassInput
 
   const bool forward = inputs.pass == Pass::kForward;
   pass->record = workspace.NewRecord(forward ? Operation::kForward : Operation::kBackward);
-  pass->record[AgreedField::kSchedule] = inputs.schedule.round;
+  pass->record[AgreedField::kSchedule] = BitCast<int64_t>(inputs.schedule.fingerprint);
   pass->record[AgreedField::kIntermediate] = params.shape.intermediate;
   pass->record[AgreedField::kSharedIntermediate] = params.shape.shared_intermediate;
   pass->record[AgreedField::kSwigluLimit] = BitCast<uint32_t>(params.shape.swiglu_limit);

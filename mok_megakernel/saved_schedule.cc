@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "mok_megakernel/fingerprint.h"
 #include "mok_megakernel/mok.h"
 
 namespace mok {
@@ -17,8 +18,7 @@ constexpr uint64_t kMagic = 0x6d6f6b5f73636864;  // "mok_schd"; changes with the
 struct SavedHeader {
   uint64_t magic;
   uint64_t checksum;  // of everything behind this field, arrays included
-  uint64_t workspace_id;
-  int64_t round;
+  uint64_t fingerprint;
   int64_t num_tokens;
   int64_t num_tokens_total;
   int64_t num_experts;
@@ -50,8 +50,7 @@ SavedHeader HeaderOf(const Schedule& schedule) {
   const RoutingTable& table = schedule.table;
   return {kMagic,
           0,
-          schedule.workspace_id,
-          schedule.round,
+          schedule.fingerprint,
           schedule.num_tokens,
           schedule.num_tokens_total,
           schedule.num_experts,
@@ -70,19 +69,9 @@ int64_t WordsOf(const SavedHeader& header) {
          header.num_tokens * header.topk;
 }
 
-// Four independent multiply-add chains, so that hashing costs no more than copying.
-uint64_t Checksum(const int32_t* words, int64_t num_words) {
-  uint64_t sums[4] = {1, 2, 3, 4};
-  for (int64_t i = 0; i < num_words; ++i) {
-    uint64_t& sum = sums[i % 4];
-    sum = (sum ^ static_cast<uint32_t>(words[i])) * 0x9e3779b97f4a7c15;
-  }
-  return sums[0] ^ (sums[1] << 1) ^ (sums[2] << 2) ^ (sums[3] << 3);
-}
-
 uint64_t ChecksumOf(std::span<const int32_t> words, int64_t num_words) {
-  constexpr int64_t kSkipped = offsetof(SavedHeader, workspace_id) / sizeof(int32_t);
-  return Checksum(words.data() + kSkipped, num_words - kSkipped);
+  constexpr int64_t kSkipped = offsetof(SavedHeader, fingerprint) / sizeof(int32_t);
+  return Fingerprint(words.subspan(kSkipped, static_cast<size_t>(num_words - kSkipped)));
 }
 
 // Sizes that can be allocated and add up, whatever the words hold.
@@ -97,8 +86,7 @@ bool IsPlausible(const SavedHeader& header, int64_t num_words) {
 
 Schedule EmptySchedule(const SavedHeader& header) {
   Schedule schedule;
-  schedule.workspace_id = header.workspace_id;
-  schedule.round = header.round;
+  schedule.fingerprint = header.fingerprint;
   schedule.num_tokens = header.num_tokens;
   schedule.num_tokens_total = header.num_tokens_total;
   schedule.num_experts = static_cast<int>(header.num_experts);

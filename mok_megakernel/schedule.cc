@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mok_core/bits.h"
+#include "mok_megakernel/fingerprint.h"
 
 namespace mok {
 namespace {
@@ -76,6 +77,14 @@ Status CheckIds(const Workspace& workspace, const Handshake& handshake, int num_
   return OkStatus();
 }
 
+uint64_t FingerprintOf(const ExpertPartition& partition, const GatheredRoutes& gathered) {
+  std::vector<int32_t> sizes = partition.begin;
+  for (const int64_t num_tokens : gathered.num_tokens) {
+    sizes.push_back(static_cast<int32_t>(num_tokens));
+  }
+  return Fingerprint(sizes) ^ (Fingerprint(gathered.expert_ids) << 1);
+}
+
 // Rows of the ring: what the configuration asks for, at most what any routing of these tokens could
 // fill.
 int64_t RingRows(const Schedule& schedule, const EngineConfig& config) {
@@ -133,8 +142,7 @@ StatusOr<std::unique_ptr<Schedule>> BuildSchedule(Workspace& workspace,
         {gathered.Rank(rank), gathered.num_tokens[static_cast<size_t>(rank)]});
   }
   auto schedule = std::make_unique<Schedule>();
-  schedule->workspace_id = workspace.id();
-  schedule->round = handshake.round();
+  schedule->fingerprint = FingerprintOf(partition, gathered);
   schedule->num_tokens = args->num_tokens;
   schedule->num_tokens_total = gathered.first_token.back();
   schedule->num_experts = partition.num_experts();

@@ -15,9 +15,11 @@
 namespace mok {
 
 struct Schedule {
-  uint64_t workspace_id = 0;  // of the workspace that built it
-  int64_t round = 0;          // handshake in which it was built: the same on all ranks
-  int64_t num_tokens = 0;     // T
+  // Hash of all ranks' routes and numbers of experts: the same on all ranks, and enough to tell
+  // that they pass the same schedule. It names no workspace, so a schedule outlives the one that
+  // built it, and building it again gives the same bits.
+  uint64_t fingerprint = 0;
+  int64_t num_tokens = 0;  // T
   int64_t num_tokens_total = 0;
   int num_experts = 0;              // E
   int first_expert = 0;             // global id of local expert 0

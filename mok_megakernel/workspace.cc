@@ -1,25 +1,15 @@
 #include "mok_megakernel/workspace.h"
 
-#include <atomic>
 #include <cstring>
 #include <utility>
 
 namespace mok {
-namespace {
-
-uint64_t NextId() {
-  static std::atomic<uint64_t> next{1};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
-
-}  // namespace
 
 Workspace::Workspace(const WorkspaceShape& shape, std::unique_ptr<SymmetricHeap> heap,
                      std::chrono::nanoseconds timeout)
     : shape_(shape),
       regions_(LayOutHeap(shape)),
       timeout_(timeout),
-      id_(NextId()),
       heap_(std::move(heap)),
       handshake_(*heap_, regions_, shape) {}
 

@@ -28,7 +28,6 @@ class Workspace {
   const SymmetricHeap& heap() const { return *heap_; }
   const HeapRegions& regions() const { return regions_; }
   std::chrono::nanoseconds timeout() const { return timeout_; }
-  uint64_t id() const { return id_; }  // of no other workspace of this process, ever
 
   std::unique_lock<std::mutex> lock() const { return std::unique_lock<std::mutex>(mutex_); }
 
@@ -60,7 +59,6 @@ class Workspace {
   const WorkspaceShape shape_;
   const HeapRegions regions_;
   const std::chrono::nanoseconds timeout_;
-  const uint64_t id_;
   const std::unique_ptr<SymmetricHeap> heap_;
   mutable std::mutex mutex_;
   Handshake handshake_;
