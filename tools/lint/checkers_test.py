@@ -95,11 +95,14 @@ def test_assembly_outside_the_fence(keyword):
     (violation,) = fences.check("mok_gemm/sm90/a.cuh", text)
     assert violation.startswith("mok_gemm/sm90/a.cuh:3: inline assembly")
     assert fences.check("mok_core/ptx/a.cuh", text) == []
+    # Where only the host compiler comes, it is no PTX.
+    assert fences.check("mok_megakernel/a.cc", text) == []
+    assert fences.check("mok_core/emulator/twins/a.h", text) == []
 
 
 def test_assembly_in_comments_and_strings_is_no_assembly():
     assert (
-        fences.check("mok_gemm/a.cc", f'// {_ASM} here\nauto s = "{_ASM}";\nint {_ASM}s;\n') == []
+        fences.check("mok_gemm/a.cuh", f'// {_ASM} here\nauto s = "{_ASM}";\nint {_ASM}s;\n') == []
     )
 
 

@@ -1,10 +1,16 @@
-"""What may appear only in certain folders: inline assembly, Python's and PyTorch's headers."""
+"""What may appear only in certain folders: PTX, Python's and PyTorch's headers.
+
+PTX is inline assembly in a file that nvcc may compile: .cu, .cuh and headers. A .cc file is the host
+compiler's alone, and so is the emulator: their assembly is the processor's and stands where it is
+needed.
+"""
 
 import re
 
 from tools.lint import cpp_text, source_tree
 
 PTX_FOLDER = "mok_core/ptx/"
+HOST_FOLDER = "mok_core/emulator/"
 # The build's own proofs that extension modules work are the only other users of pybind11.
 PYTHON_FOLDERS = ("mok_torch/", "tools/py/chain/", "tools/wheel/chain/")
 
@@ -28,7 +34,7 @@ def check(path, text):
     if not source_tree.is_cpp(path):
         return []
     violations = []
-    if not path.startswith(PTX_FOLDER):
+    if not path.endswith(".cc") and not path.startswith((PTX_FOLDER, HOST_FOLDER)):
         code = cpp_text.code_only(text)
         for match in _ASSEMBLY.finditer(code):
             line = code.count("\n", 0, match.start()) + 1
