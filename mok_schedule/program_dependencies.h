@@ -171,8 +171,9 @@ MOK_HOST_DEVICE inline void ListBackwardDependencies(const ProgramShape& shape, 
       list.SignalSlot(CounterFamily::kRecomputeDispatched);
       break;
     case TaskKind::kRecomputeGateUp:
-      // Overwrites g and u, which only the previous occupant's DownGrad read: the weight gradients
-      // that RecomputeDispatch waited for come after it.
+      // Overwrites g and u, and may use weighted_h as scratch: the weight gradients of the previous
+      // occupant, which RecomputeDispatch waited for, have read it and come after the DownGrad that
+      // read g and u.
       list.WaitForSlot(CounterFamily::kRecomputeDispatched, Occupant::kThis);  // x
       list.SignalSlot(CounterFamily::kRecomputeDone);
       break;

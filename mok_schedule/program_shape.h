@@ -23,8 +23,9 @@ struct ProgramShape {
   int32_t shared_intermediate_tiles = 0;  // of SharedGateUp and SharedDownGrad; 0: no shared expert
   int32_t shared_weight_grad_down_tiles = 0;     // 0 exactly when there is no shared expert
   int32_t shared_weight_grad_gate_up_tiles = 0;  // 0 exactly when there is no shared expert
-  // How many macrobatches, counted from 0, the backward finds in the ring: 1 after a forward with
-  // the same ring plan; 0 recomputes all of them and the shared expert as well.
+  // How many macrobatches, counted from 0, the backward finds in the ring: 1 after a forward over
+  // the same table with the same macrobatch (the minibatch may differ); 0 recomputes all of them
+  // and the shared expert as well. The forward does not read it.
   int32_t kept_macrobatches = 1;
 
   MOK_HOST_DEVICE bool has_shared_expert() const { return shared_intermediate_tiles > 0; }

@@ -68,6 +68,32 @@ TEST(TaskOrderTest, DecodingEqualsTheNaiveOrder) {
   }
 }
 
+// The forms that a random program must not miss, each seen often.
+TEST(TaskOrderTest, RandomProgramsHaveTheOddForms) {
+  std::map<std::string, int> seen;
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    std::mt19937_64 random(seed);
+    const ProgramCase program_case = RandomProgram(random, Pass::kBackward);
+    const ProgramShape& shape = program_case.shape;
+    const RingPlan& ring = shape.ring;
+    seen["no rows"] += ring.num_row_blocks == 0;
+    seen["no tokens"] += shape.token_blocks == 0;
+    seen["no shared expert"] += !shape.has_shared_expert();
+    seen["nothing kept"] += shape.kept_macrobatches == 0;
+    seen["no experts"] += program_case.table.expert_rows.empty();
+    seen["macrobatch is minibatch"] += ring.macrobatch_blocks == ring.minibatch_blocks;
+    seen["macrobatch below minibatch"] += ring.macrobatch_blocks < ring.minibatch_blocks;
+    seen["macrobatch no multiple"] += ring.macrobatch_blocks % ring.minibatch_blocks != 0;
+    seen["everything fits the ring"] += ring.num_macrobatches() == 1;
+    for (const int32_t rows : program_case.table.expert_rows) {
+      seen["expert without rows"] += rows == 0;
+      seen["expert over three macrobatches"] += rows > 3 * ring.macrobatch_blocks * kRowBlock;
+    }
+  }
+  EXPECT_EQ(seen.size(), 11u);
+  for (const auto& [form, count] : seen) EXPECT_GT(count, 50) << form;
+}
+
 std::vector<std::string> Names(const ProgramCase& program_case) {
   const TaskProgram program = program_case.Create();
   std::vector<std::string> names;

@@ -161,11 +161,15 @@ void ProgramEffects::AddForward(const Task& task, Effects& effects) const {
       Append(effects.writes, Buffer::kX, slot, block);
       break;
     case TaskKind::kGateUp:
-    case TaskKind::kRecomputeGateUp:
+    case TaskKind::kRecomputeGateUp: {
+      // The backward has no use for h; an implementation may drop it where weighted_h comes next.
+      const bool forward = task.kind == TaskKind::kGateUp;
       Append(effects.reads, Buffer::kX, slot, block);
-      effects.writes = {Cell(Buffer::kGateUp, slot, task.tile, block),
-                        Cell(Buffer::kHidden, slot, task.tile, block)};
+      effects.writes = {
+          Cell(Buffer::kGateUp, slot, task.tile, block),
+          Cell(forward ? Buffer::kHidden : Buffer::kWeightedHidden, slot, task.tile, block)};
       break;
+    }
     case TaskKind::kDown:
       Append(effects.reads, Buffer::kHidden, slot, block);
       effects.writes = {Cell(Buffer::kY, slot, task.tile, block)};
@@ -233,10 +237,13 @@ void ProgramEffects::AddWeightGrad(const Task& task, Effects& effects) const {
 void ProgramEffects::AddShared(const Task& task, Effects& effects) const {
   switch (task.kind) {
     case TaskKind::kSharedGateUp:
-    case TaskKind::kSharedRecomputeGateUp:
+    case TaskKind::kSharedRecomputeGateUp: {
+      const bool forward = task.kind == TaskKind::kSharedGateUp;
       effects.writes = {Cell(Buffer::kSharedGateUp, task.block, task.tile, 0),
-                        Cell(Buffer::kSharedHidden, task.block, task.tile, 0)};
+                        Cell(forward ? Buffer::kSharedHidden : Buffer::kSharedWeightedHidden,
+                             task.block, task.tile, 0)};
       break;
+    }
     case TaskKind::kSharedDown:
       Append(effects.reads, Buffer::kSharedHidden, task.block, 0);
       effects.writes = {Cell(Buffer::kSharedY, task.block, task.tile, 0)};
