@@ -1,8 +1,8 @@
 """What may appear only in certain folders: PTX, Python's and PyTorch's headers.
 
-PTX is inline assembly in a file that nvcc may compile: .cu, .cuh and headers. A .cc file is the host
-compiler's alone, and so is the emulator: their assembly is the processor's and stands where it is
-needed.
+PTX is inline assembly in a file that nvcc may compile: .cu, .cuh and headers. A .cc file is the
+host compiler's alone, and so is the emulator: their assembly is the processor's and stands where
+it is needed.
 """
 
 import re
