@@ -30,6 +30,14 @@ struct PackArguments {
   int64_t pitch;       // floats from one panel (pack_rows: from one row) to the next
 };
 
+// Memory that the K block after this one will need: num_rows stretches of row_bytes bytes.
+struct PrefetchRange {
+  const void* first = nullptr;
+  int64_t stride = 0;  // bytes
+  int num_rows = 0;    // 0: nothing
+  int64_t row_bytes = 0;
+};
+
 // c[r, j] (+)= sum over units of the broadcast operand's row r times the panels' column j.
 struct MultiplyArguments {
   int64_t units;
@@ -40,9 +48,10 @@ struct MultiplyArguments {
   const float* panels;  // vector operand, first unit of panel 0
   int64_t panel_pitch;  // floats from one panel to the next
   int num_columns;
-  float* c;          // [num_rows, num_columns rounded up to lanes]
-  int64_t c_stride;  // floats
-  bool accumulate;   // false: c is overwritten
+  float* c;                   // [num_rows, num_columns rounded up to lanes]
+  int64_t c_stride;           // floats
+  bool accumulate;            // false: c is overwritten
+  PrefetchRange prefetch[2];  // brought into the L2 cache bit by bit while multiplying
 };
 
 // out[r, j] = in[j, r].

@@ -7,6 +7,55 @@
 
 namespace mok {
 
+// Units between two prefetch steps.
+inline constexpr int64_t kPrefetchUnits = 32;
+
+// Walks the cache lines of the prefetch ranges, a few at a time: a burst would fill the core's miss
+// queue and stall the loads behind it.
+template <class Simd>
+class PrefetchCursor {
+ public:
+  PrefetchCursor(const PrefetchRange (&ranges)[2], int64_t num_steps)
+      : range_(ranges), end_(ranges + 2) {
+    int64_t num_lines = 0;
+    for (const PrefetchRange& range : ranges) {
+      num_lines += range.num_rows * ((range.row_bytes + kLineBytes - 1) / kLineBytes);
+    }
+    lines_per_step_ = (num_lines + num_steps - 1) / num_steps;
+    // Too little work to hide the lines behind: the processor's own prefetching does better.
+    if (lines_per_step_ > kMaxLinesPerStep) lines_per_step_ = 0;
+  }
+
+  // Asks for the lines of one step.
+  [[gnu::always_inline]] void Step() {
+    for (int64_t count = lines_per_step_; count > 0 && range_ < end_;) {
+      if (row_ == range_->num_rows) {
+        row_ = 0;
+        ++range_;
+        continue;
+      }
+      const char* line = static_cast<const char*>(range_->first) + row_ * range_->stride + offset_;
+      __builtin_prefetch(line, /*rw=*/0, /*locality=*/2);
+      --count;
+      offset_ += kLineBytes;
+      if (offset_ >= range_->row_bytes) {
+        offset_ = 0;
+        ++row_;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kLineBytes = 64;
+  static constexpr int64_t kMaxLinesPerStep = 16;
+
+  const PrefetchRange* range_;
+  const PrefetchRange* end_;
+  int64_t lines_per_step_ = 0;
+  int row_ = 0;         // of *range_
+  int64_t offset_ = 0;  // in that row
+};
+
 // A kRows x (kVectors * lanes) block of c in registers.
 template <class Simd, class Units, int kRows, int kVectors>
 struct RegisterBlock {
@@ -16,7 +65,8 @@ struct RegisterBlock {
   // base + stride and base + 2 * stride, so 13 rows take 5 address registers.
   static constexpr int kBases = (kRows + 2) / 3;
 
-  static void Run(const MultiplyArguments& args) {
+  // Not inlined: each block gets the whole register file, whatever surrounds it.
+  [[gnu::noinline]] static void Run(const MultiplyArguments& args, PrefetchCursor<Simd>& prefetch) {
     Float acc[kRows][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -26,7 +76,7 @@ struct RegisterBlock {
                                     : Simd::Zero();
       }
     }
-    Accumulate(args, acc);
+    Accumulate(args, prefetch, acc);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -38,6 +88,7 @@ struct RegisterBlock {
 
  private:
   [[gnu::always_inline]] static void Accumulate(const MultiplyArguments& args,
+                                                PrefetchCursor<Simd>& prefetch,
                                                 Float (&acc)[kRows][kVectors]) {
     const char* base[kBases];
 #pragma GCC unroll 8
@@ -47,6 +98,7 @@ struct RegisterBlock {
     const float* panel = args.panels;
     const int64_t row_stride = args.row_stride;
     for (int64_t unit = 0; unit < args.units; ++unit) {
+      if (unit % kPrefetchUnits == 0) prefetch.Step();
       Float column[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) column[v] = Simd::LoadAll(panel + v * Simd::kLanes);
@@ -77,16 +129,20 @@ struct MultiplyKernel {
     // Rows are dealt to groups evenly: 128 rows as 13, 13, .. 12 keep more accumulators busy than
     // 13, .. 13, 11 would.
     const int num_groups = (args.num_rows + kGroupRows - 1) / kGroupRows;
+    const int num_panels = (args.num_columns + kPanelColumns - 1) / kPanelColumns;
+    PrefetchCursor<Simd> prefetch(
+        args.prefetch,
+        num_groups * num_panels * ((args.units + kPrefetchUnits - 1) / kPrefetchUnits));
     int first_row = 0;
     for (int group = 0; group < num_groups; ++group) {
       const int rows = (args.num_rows - first_row) / (num_groups - group);
-      for (int first_column = 0, panel = 0; first_column < args.num_columns;
-           first_column += kPanelColumns, ++panel) {
+      for (int panel = 0; panel < num_panels; ++panel) {
+        const int first_column = panel * kPanelColumns;
         MultiplyArguments block = args;
         block.rows = static_cast<const char*>(args.rows) + first_row * args.row_stride;
         block.panels = args.panels + panel * args.panel_pitch;
         block.c = args.c + first_row * args.c_stride + first_column;
-        RunBlock<kGroupRows>(rows, args.num_columns - first_column > Simd::kLanes, block);
+        RunBlock<kGroupRows>(rows, args.num_columns - first_column > Simd::kLanes, block, prefetch);
       }
       first_row += rows;
     }
@@ -95,14 +151,15 @@ struct MultiplyKernel {
  private:
   // Picks the compiled block of `rows` (1 .. kRows) rows.
   template <int kRows>
-  static void RunBlock(int rows, bool two_vectors, const MultiplyArguments& block) {
+  static void RunBlock(int rows, bool two_vectors, const MultiplyArguments& block,
+                       PrefetchCursor<Simd>& prefetch) {
     if constexpr (kRows > 1) {
-      if (rows < kRows) return RunBlock<kRows - 1>(rows, two_vectors, block);
+      if (rows < kRows) return RunBlock<kRows - 1>(rows, two_vectors, block, prefetch);
     }
     if (two_vectors) {
-      RegisterBlock<Simd, Units, kRows, 2>::Run(block);
+      RegisterBlock<Simd, Units, kRows, 2>::Run(block, prefetch);
     } else {
-      RegisterBlock<Simd, Units, kRows, 1>::Run(block);
+      RegisterBlock<Simd, Units, kRows, 1>::Run(block, prefetch);
     }
   }
 };

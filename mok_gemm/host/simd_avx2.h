@@ -80,7 +80,7 @@ struct Simd {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
   }
 
-  static void Transpose(Float (&x)[kLanes]) {
+  [[gnu::always_inline]] static void Transpose(Float (&x)[kLanes]) {
     Float t[kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i += 2) {

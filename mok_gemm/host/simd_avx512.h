@@ -86,7 +86,7 @@ struct Simd {
   }
 
   // Rows and columns of a kLanes x kLanes block exchanged.
-  static void Transpose(Float (&x)[kLanes]) {
+  [[gnu::always_inline]] static void Transpose(Float (&x)[kLanes]) {
     Float t[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i += 2) {  // pairs: 2 x 2 blocks of floats

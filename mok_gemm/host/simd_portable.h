@@ -70,7 +70,7 @@ struct Simd {
   }
   static float Sum(Float x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
-  static void Transpose(Float (&x)[kLanes]) {
+  [[gnu::always_inline]] static void Transpose(Float (&x)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
       for (int j = i + 1; j < kLanes; ++j) {
         const float kept = x[i][j];

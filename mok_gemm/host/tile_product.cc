@@ -27,7 +27,10 @@ TileProduct::TileProduct(const KernelTable& kernels)
 template <class Body>
 void TileProduct::ForEachDepthBlock(int64_t depth, const Body& body) const {
   const int64_t block = kBlockUnits * kernels_.elements_per_unit;
-  for (int64_t k = 0; k < depth; k += block) body(k, std::min(block, depth - k));
+  for (int64_t k = 0; k < depth; k += block) {
+    const int64_t here = std::min(block, depth - k);
+    body(k, here, std::min(block, depth - k - here));
+  }
 }
 
 int64_t TileProduct::PanelPitch(int64_t depth) const {
@@ -37,6 +40,14 @@ int64_t TileProduct::PanelPitch(int64_t depth) const {
 const char* TileProduct::At(const Operand& operand, int64_t row, int64_t column) const {
   return static_cast<const char*>(operand.data) +
          (row * operand.stride + column) * ElementBytes(kernels_.dtype);
+}
+
+PrefetchRange TileProduct::Prefetch(const Operand& operand, int64_t first_row, int64_t first_column,
+                                    int64_t rows, int64_t columns) const {
+  return {.first = At(operand, first_row, first_column),
+          .stride = operand.stride * ElementBytes(kernels_.dtype),
+          .num_rows = static_cast<int>(columns > 0 ? rows : 0),
+          .row_bytes = columns * ElementBytes(kernels_.dtype)};
 }
 
 // A row of units is used where it lies. What is not made of whole units, a last odd element or
@@ -52,7 +63,8 @@ void TileProduct::MultiplyRows(const RowBlock& rows, const PanelBlock& target) {
                                 .num_columns = target.columns,
                                 .c = target.c,
                                 .c_stride = target.c_stride,
-                                .accumulate = target.accumulate};
+                                .accumulate = target.accumulate,
+                                .prefetch = {target.prefetch[0], target.prefetch[1]}};
   int64_t done = 0;
   if (kernels_.rows_are_units) {
     multiply.units = rows.depth / kernels_.elements_per_unit;
@@ -82,7 +94,7 @@ void TileProduct::MultiplyNt(const Product& product) { MultiplyNtTwice(product, 
 // operand, read where it lies, and only a is packed. The product comes out transposed.
 void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
   constexpr int kSecond = kMaxTile / 2;
-  ForEachDepthBlock(product.depth, [&](int64_t k, int64_t depth) {
+  ForEachDepthBlock(product.depth, [&](int64_t k, int64_t depth, int64_t next_depth) {
     kernels_.pack_transposed({.source = At(product.a, 0, k),
                               .stride = product.a.stride,
                               .depth = depth,
@@ -94,12 +106,20 @@ void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
                          .columns = product.rows,
                          .c = transposed_.get(),
                          .c_stride = kMaxNtRows,
-                         .accumulate = k > 0};
+                         .accumulate = k > 0,
+                         .prefetch = {}};
+    const PrefetchRange next[] = {Prefetch(product.b, 0, k + depth, product.columns, next_depth),
+                                  Prefetch(product.a, 0, k + depth, product.rows, next_depth)};
     RowBlock rows = {{At(product.b, 0, k), product.b.stride}, product.columns, depth};
-    MultiplyRows(rows, target);
-    if (c == nullptr) return;
-    rows.rows.data = At({c, product.b.stride}, 0, k);
-    target.c += kSecond * kMaxNtRows;
+    if (c != nullptr) {
+      const Operand second = {At({c, product.b.stride}, 0, k), product.b.stride};
+      target.prefetch[0] = Prefetch(second, 0, 0, product.columns, depth);
+      MultiplyRows(rows, target);
+      rows.rows = second;
+      target.c += kSecond * kMaxNtRows;
+    }
+    target.prefetch[0] = next[0];
+    target.prefetch[1] = next[1];
     MultiplyRows(rows, target);
   });
   TransposeArguments transpose = {.in = transposed_.get(),
@@ -116,7 +136,7 @@ void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
 }
 
 void TileProduct::MultiplyNn(const Product& product) {
-  ForEachDepthBlock(product.depth, [&](int64_t k, int64_t depth) {
+  ForEachDepthBlock(product.depth, [&](int64_t k, int64_t depth, int64_t next_depth) {
     kernels_.pack_interleaved({.source = At(product.b, k, 0),
                                .stride = product.b.stride,
                                .depth = depth,
@@ -129,14 +149,16 @@ void TileProduct::MultiplyNn(const Product& product) {
                   .columns = product.columns,
                   .c = accumulators_.get(),
                   .c_stride = kMaxTile,
-                  .accumulate = product.accumulate || k > 0});
+                  .accumulate = product.accumulate || k > 0,
+                  .prefetch = {Prefetch(product.b, k + depth, 0, next_depth, product.columns),
+                               Prefetch(product.a, 0, k + depth, product.rows, next_depth)}});
   });
 }
 
 // Both operands are packed into panels; a panel serves as broadcast operand too, its columns being
 // the rows, one unit apart.
 void TileProduct::MultiplyTn(const Product& product) {
-  ForEachDepthBlock(product.depth, [&](int64_t k, int64_t depth) {
+  ForEachDepthBlock(product.depth, [&](int64_t k, int64_t depth, int64_t next_depth) {
     const int64_t pitch = PanelPitch(depth);
     PackArguments pack = {.source = At(product.a, k, 0),
                           .stride = product.a.stride,
@@ -150,19 +172,27 @@ void TileProduct::MultiplyTn(const Product& product) {
     pack.count = product.columns;
     pack.packed = panels_.get();
     kernels_.pack_interleaved(pack);
-    for (int row = 0; row < product.rows; row += kernels_.panel_columns) {
-      const int64_t unit_stride = kernels_.panel_columns * static_cast<int64_t>(sizeof(float));
-      kernels_.multiply({.units = pitch / kernels_.panel_columns,
-                         .rows = rows_.get() + row / kernels_.panel_columns * pitch,
-                         .row_stride = sizeof(float),
-                         .unit_stride = unit_stride,
-                         .num_rows = std::min(kernels_.panel_columns, product.rows - row),
-                         .panels = panels_.get(),
-                         .panel_pitch = pitch,
-                         .num_columns = product.columns,
-                         .c = accumulators_.get() + static_cast<int64_t>(row) * kMaxTile,
-                         .c_stride = kMaxTile,
-                         .accumulate = product.accumulate || k > 0});
+    const int64_t num_row_panels = CeilDiv(product.rows, kernels_.panel_columns);
+    for (int64_t panel = 0; panel < num_row_panels; ++panel) {
+      const int64_t row = panel * kernels_.panel_columns;
+      // Each row panel fetches its share of the next block.
+      const int64_t first = k + depth + next_depth * panel / num_row_panels;
+      const int64_t last = k + depth + next_depth * (panel + 1) / num_row_panels;
+      kernels_.multiply(
+          {.units = pitch / kernels_.panel_columns,
+           .rows = rows_.get() + panel * pitch,
+           .row_stride = sizeof(float),
+           .unit_stride = kernels_.panel_columns * int64_t{sizeof(float)},
+           .num_rows =
+               static_cast<int>(std::min<int64_t>(kernels_.panel_columns, product.rows - row)),
+           .panels = panels_.get(),
+           .panel_pitch = pitch,
+           .num_columns = product.columns,
+           .c = accumulators_.get() + row * kMaxTile,
+           .c_stride = kMaxTile,
+           .accumulate = product.accumulate || k > 0,
+           .prefetch = {Prefetch(product.a, first, 0, last - first, product.rows),
+                        Prefetch(product.b, first, 0, last - first, product.columns)}});
     }
   });
 }

@@ -85,13 +85,18 @@ class TileProduct {
     float* c;
     int64_t c_stride;
     bool accumulate;
+    PrefetchRange prefetch[2];
   };
 
-  // Calls body(k, depth) for the K blocks in ascending order.
+  // Calls body(k, depth, next_depth) for the K blocks in ascending order; next_depth is the depth
+  // of the following block, 0 in the last.
   template <class Body>
   void ForEachDepthBlock(int64_t depth, const Body& body) const;
   // Floats from one panel of a K block of `depth` elements to the next.
   int64_t PanelPitch(int64_t depth) const;
+  // The part [first_row, first_row + rows) x [first_column, first_column + columns).
+  PrefetchRange Prefetch(const Operand& operand, int64_t first_row, int64_t first_column,
+                         int64_t rows, int64_t columns) const;
   // The element (row, column).
   const char* At(const Operand& operand, int64_t row, int64_t column) const;
   void MultiplyRows(const RowBlock& rows, const PanelBlock& target);
