@@ -112,6 +112,8 @@ class InProcessMember:
         return _C.InProcessGroup(self.size)
 
     def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
+        if self.size == 1:
+            return _C.Workspace.single(shape, timeout_seconds)
         return _C.Workspace.in_process(self.rank, self.size, records[0], shape, timeout_seconds)
 
 

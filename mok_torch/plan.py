@@ -43,6 +43,8 @@ def capacity_rows(num_tokens_total: int, topk: int, num_local_experts: int) -> i
 
     Padding is worst when as many experts as possible have one row in their last row block.
     """
+    if num_local_experts == 0:
+        return 0
     routes = num_tokens_total * topk
     experts = torch.sym_min(routes, num_local_experts)
     return ROW_BLOCK * (experts + (routes - experts) // ROW_BLOCK)
@@ -63,8 +65,7 @@ def ring_rows(
     if wanted is None:
         balanced = -(-num_tokens_total * topk // ep_size)
         wanted = balanced + balanced // 4 + ROW_BLOCK * num_local_experts
-    unit = _round_up(config.minibatch_size or ROW_BLOCK, ROW_BLOCK)
-    return torch.sym_min(capacity, _round_up(wanted, unit))
+    return torch.sym_min(capacity, _round_up(wanted, ROW_BLOCK))
 
 
 def make_plan(
