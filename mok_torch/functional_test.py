@@ -167,7 +167,7 @@ def test_any_shape(data):
         ),
         seed=data.draw(st.integers(0, 100), "seed"),
     )
-    assert_matches_reference(case, torch.float32, rounded=True)
+    assert_matches_reference(case, torch.float32, check_rows=False)
 
 
 def detached(batch):

@@ -43,7 +43,11 @@ def routed_batch(case: Case, dtype: torch.dtype, **changes: Tensor) -> Batch:
 
 
 def assert_matches_reference(
-    case: Case, dtype: torch.dtype = torch.bfloat16, rounded: bool = False, **changes: Tensor
+    case: Case,
+    dtype: torch.dtype = torch.bfloat16,
+    rounded: bool = False,
+    check_rows: bool = True,
+    **changes: Tensor,
 ) -> dict[str, Tensor]:
     """Runs a case, checks out and every gradient against float64, and returns them.
 
@@ -51,6 +55,8 @@ def assert_matches_reference(
       rounded: the reference rounds gate and up to dtype, as the layer is defined to do. The errors
         of bf16's roundings average out over many tokens only: where silu'(g) is near 0, for
         example, the rounding of g decides the gradient's sign. Cases with few tokens need this.
+      check_rows: judge every row too. In a row of a weight gradient that one token alone makes,
+        the zero of silu' amplifies any error without bound: not for random shapes.
       changes: see routed_batch.
     """
     batch = routed_batch(case, dtype, **changes)
@@ -72,6 +78,8 @@ def assert_matches_reference(
             assert error <= ROUTER_LIMITS[dtype], f"{name}: {error}"
             continue
         assert error <= limit, f"{name}: {error}"
+        if not check_rows:
+            continue
         row_error = worst_row_error(actual[name], reference)
         assert row_error <= row_limit, f"{name}: {row_error} in the worst row"
     return actual
