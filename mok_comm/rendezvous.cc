@@ -262,23 +262,20 @@ Status Rendezvous::Meet(const RendezvousOffer& own, const FileDescriptor& memory
   own_memory_ = memory.get();
   peers_.resize(static_cast<size_t>(own.size));
   Status status;
-  while (true) {
-    ConnectToLowerRanks();
-    AcceptAll();
+  while (!MissingRanks().empty()) {
     // The last look at the sockets comes after the last look at the clock.
     const milliseconds remaining = Remaining(deadline);
+    ConnectToLowerRanks();
+    AcceptAll();
     // Whoever waits for a lower rank has to knock again and again; the others are knocked at.
     const bool knocking = std::any_of(peers_.begin(), peers_.begin() + std::min(rank_, own_.size),
                                       [](const Peer& peer) { return !peer.socket.valid(); });
     ReceiveOffers(std::min(remaining, milliseconds(knocking ? 2 : 100)));
-    const std::vector<int> missing = MissingRanks();
-    if (missing.empty()) break;
-    if (remaining == milliseconds(0)) {
-      status = DeadlineExceededError(
-          "rank ", rank_, " timed out while it waited for the ranks of \"", name_, "\": expected ",
-          own_.size, " ranks, missing rank ", RankList(missing));
-      break;
-    }
+    if (remaining > milliseconds(0) || MissingRanks().empty()) continue;
+    status = DeadlineExceededError("rank ", rank_, " timed out while it waited for the ranks of \"",
+                                   name_, "\": expected ", own_.size, " ranks, missing rank ",
+                                   RankList(MissingRanks()));
+    break;
   }
   strangers_.clear();
   listener_.Close();

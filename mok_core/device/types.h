@@ -22,6 +22,12 @@ struct BlockScaledOperands {
   uint32_t scales_a, scales_b;
 };
 
+// A TMA descriptor, opaque: runtime::EncodeTensorMap fills it. Passed to kernels inside their one
+// parameter.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
 // Permutation of 16-byte chunks inside rows of shared memory; the value is the span in bytes.
 enum class Swizzle : int { kNone = 0, k32 = 32, k64 = 64, k128 = 128 };
 

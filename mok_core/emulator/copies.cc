@@ -255,9 +255,10 @@ void BulkWaitGroup(int pending, bool read_only) {
   Enter(read_only ? "cp.async.bulk.wait_group.read" : "cp.async.bulk.wait_group");
   Fiber* fiber = g_current;
   const int groups = static_cast<int>(fiber->bulk_groups.size()) - pending;
+  size_t& complete = fiber->bulk_complete[read_only ? 1 : 0];
   auto done = [&] {
-    for (int i = 0; i < groups; ++i) {
-      for (const auto& operation : fiber->bulk_groups[i]) {
+    for (; static_cast<int>(complete) < groups; ++complete) {
+      for (const auto& operation : fiber->bulk_groups[complete]) {
         if (!(read_only ? operation->read_done : operation->write_done)) return false;
       }
     }

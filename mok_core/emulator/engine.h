@@ -172,6 +172,7 @@ struct Fiber {
   bool wgmma_fenced = false;
   std::vector<BulkGroup> bulk_groups;
   BulkGroup bulk_open;
+  size_t bulk_complete[2] = {0, 0};  // leading groups known to have written, to have read
   int bulk_read_agent = -1, bulk_write_agent = -1;
   std::vector<TensorLoadRequest> tensor_loads;
   bool tensor_needs_fence = false;
@@ -352,7 +353,13 @@ void BeginTransfer(Barrier& barrier, uint32_t bytes);
 void CompleteTransfer(Barrier& barrier, uint32_t bytes);
 void CompletePhaseIfDone(Barrier& barrier);
 
-// ---- scheduler helpers of fibers' ends
-void CheckFiberExit(Fiber* fiber);
+// ---- blocks.cc
+int AgentsPerBlock(const GridOptions& options);
+void LaunchCluster(Grid* grid, uint64_t number);
+void FinishBlock(Block* block);  // when its last thread has ended
+void FinishGrid(Grid* grid);
+
+// ---- copies.cc
+void CheckFiberExit(Fiber* fiber);  // nothing it issued is left pending
 
 }  // namespace mok::emulator

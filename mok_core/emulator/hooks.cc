@@ -1,5 +1,7 @@
 // Plain loads and stores of kernel code. Kernels are compiled with -fsanitize=thread, but linked
-// with these hooks in place of its run-time library.
+// with these hooks in place of its run-time library. Kernel object files hold device code only: an
+// instrumented copy of, say, a std::vector function could otherwise be linked into the emulator
+// itself.
 #include "mok_core/emulator/engine.h"
 
 extern "C" char __executable_start, _end;
@@ -40,7 +42,7 @@ void CheckPlainGlobal(const void* pointer, size_t bytes, bool write) {
 
 // Null outside kernels: test and host code of the same object file passes through unhindered.
 void OnPlainAccess(const void* pointer, size_t bytes, bool write) {
-  if (g_current == nullptr) return;
+  if (g_current == nullptr || g_engine.failed) return;
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   if (address - reinterpret_cast<uintptr_t>(g_current->stack) < kStackBytes) return;
   ++g_engine.report.plain_accesses;
@@ -97,6 +99,14 @@ MOK_HOOKS(8)
 MOK_HOOKS(16)
 
 extern "C" {
+// The guard of a function static. All other atomics of the host language stay undefined: a kernel
+// that uses std::atomic does not link.
+char __tsan_atomic8_load(const volatile char* p, int /*order*/) {
+  if (mok::emulator::g_current != nullptr) {
+    mok::emulator::Fail("usage", "kernel uses a function static");
+  }
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

@@ -166,6 +166,8 @@ std::string DescribeShared(const Block* block, uint32_t offset) {
 
 void Fail(const char* kind, const char* format, ...) {
   Engine& e = g_engine;
+  if (e.failed) LeaveScheduler();  // a failure while reporting the first one
+  e.failed = true;
   char text[16384];
   va_list arguments;
   va_start(arguments, format);
@@ -180,7 +182,6 @@ void Fail(const char* kind, const char* format, ...) {
                        g_current->operation.name + "\n" + Symbolize(g_current);
     }
   }
-  e.failed = true;
   LeaveScheduler();
 }
 

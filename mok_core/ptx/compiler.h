@@ -2,8 +2,6 @@
 // compiler.
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 
 #include "mok_core/device/types.h"
@@ -22,10 +20,3 @@
 // Names shared memory (barriers above all) in the emulator's reports; nothing on the GPU.
 #define MOK_NAME(pointer, text, index) ((void)0)
 #define MOK_UNROLL _Pragma("unroll")
-
-namespace mok {
-
-// A TMA descriptor. Encoded by EncodeTensorMap (mok_core/device/runtime.h).
-using TensorMap = CUtensorMap;
-
-}  // namespace mok

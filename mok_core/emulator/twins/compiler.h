@@ -14,11 +14,3 @@
   Type& name = *static_cast<Type*>(::mok::emulator::SharedStorage())
 #define MOK_NAME(pointer, text, index) ::mok::emulator::NameSharedMemory(pointer, text, index)
 #define MOK_UNROLL
-
-namespace mok {
-
-struct alignas(64) TensorMap {
-  unsigned char bytes[128];
-};
-
-}  // namespace mok

@@ -1,0 +1,21 @@
+// The trace buffer of device roles, as host code sees it.
+#pragma once
+
+#include <cstdint>
+
+namespace mok {
+
+struct DeviceTraceEvent {
+  int32_t kind;  // the kernel's own numbering
+  int32_t task;
+  uint64_t begin_ns, end_ns;
+};
+
+// Part of the kernel's parameters. capacity 0: tracing is off and costs one comparison per task.
+struct DeviceTraceParams {
+  DeviceTraceEvent* events;  // [blocks, num_roles, capacity], device memory: roles -> host
+  uint32_t* counts;          // [blocks, num_roles], zero before the launch; may exceed capacity
+  uint32_t capacity, num_roles;
+};
+
+}  // namespace mok

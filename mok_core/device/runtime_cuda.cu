@@ -1,0 +1,182 @@
+// The CUDA backend of the host seam. The driver's entry points are looked up at run time, so that
+// nothing links libcuda.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "mok_core/device/runtime.h"
+
+namespace mok::runtime {
+namespace {
+
+Status FromCuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return OkStatus();
+  const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::kResourceExhausted
+                          : error == cudaErrorNoDevice       ? StatusCode::kUnavailable
+                                                             : StatusCode::kInternal;
+  return Status(code, StrCat(what, ": ", cudaGetErrorString(error)));
+}
+
+// Restores the caller's current device.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) : status_(Switch(device, &previous_)) {}
+  ~DeviceGuard() { cudaSetDevice(previous_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  static Status Switch(int device, int* previous) {
+    MOK_RETURN_IF_ERROR(FromCuda(cudaGetDevice(previous), "cudaGetDevice"));
+    return FromCuda(cudaSetDevice(device), "cudaSetDevice");
+  }
+
+  int previous_ = 0;
+  Status status_;
+};
+
+StatusOr<PFN_cuTensorMapEncodeTiled_v12000> TensorMapEncoder() {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  MOK_RETURN_IF_ERROR(FromCuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                                12000, cudaEnableDefault, &found),
+                               "cudaGetDriverEntryPointByVersion"));
+  if (found != cudaDriverEntryPointSuccess || entry == nullptr) {
+    return UnavailableError("the CUDA driver has no cuTensorMapEncodeTiled (needs 12.0 or newer)");
+  }
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
+}
+
+CUtensorMapDataType DataType(int element_bytes) {
+  return element_bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+CUtensorMapSwizzle SwizzleMode(Swizzle swizzle) {
+  return swizzle == Swizzle::k128  ? CU_TENSOR_MAP_SWIZZLE_128B
+         : swizzle == Swizzle::k64 ? CU_TENSOR_MAP_SWIZZLE_64B
+         : swizzle == Swizzle::k32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                   : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
+}  // namespace
+
+StatusOr<int> DeviceCount() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) return 0;
+  MOK_RETURN_IF_ERROR(FromCuda(error, "cudaGetDeviceCount"));
+  return count;
+}
+
+StatusOr<void*> AllocateDevice(int device, size_t bytes, const char* name) {
+  DeviceGuard guard(device);
+  MOK_RETURN_IF_ERROR(guard.status());
+  void* pointer = nullptr;
+  MOK_RETURN_IF_ERROR(FromCuda(cudaMalloc(&pointer, bytes),
+                               StrCat("cudaMalloc of ", bytes, " for ", name).c_str()));
+  return pointer;
+}
+
+StatusOr<void*> AllocateMappedHost(size_t bytes, const char* name) {
+  void* pointer = nullptr;
+  MOK_RETURN_IF_ERROR(
+      FromCuda(cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+               StrCat("cudaHostAlloc of ", bytes, " for ", name).c_str()));
+  std::memset(pointer, 0, bytes);
+  return pointer;
+}
+
+Status Free(void* pointer) {
+  cudaPointerAttributes attributes;
+  MOK_RETURN_IF_ERROR(
+      FromCuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes"));
+  if (attributes.type == cudaMemoryTypeHost) {
+    return FromCuda(cudaFreeHost(pointer), "cudaFreeHost");
+  }
+  return FromCuda(cudaFree(pointer), "cudaFree");
+}
+
+Status EnablePeerAccess(int device, int peer) {
+  if (device == peer) return OkStatus();
+  DeviceGuard guard(device);
+  MOK_RETURN_IF_ERROR(guard.status());
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();  // not sticky, but remembered
+    return OkStatus();
+  }
+  return FromCuda(error, "cudaDeviceEnablePeerAccess");
+}
+
+Status CopyToDevice(void* device, const void* host, size_t bytes) {
+  return FromCuda(cudaMemcpy(device, host, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+Status CopyToHost(void* host, const void* device, size_t bytes) {
+  return FromCuda(cudaMemcpy(host, device, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+Status Fill(void* device, unsigned char value, size_t bytes) {
+  MOK_RETURN_IF_ERROR(FromCuda(cudaMemset(device, value, bytes), "cudaMemset"));
+  return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+}
+
+Status Synchronize() {
+  MOK_ASSIGN_OR_RETURN(const int count, DeviceCount());
+  for (int device = 0; device < count; ++device) {
+    DeviceGuard guard(device);
+    MOK_RETURN_IF_ERROR(guard.status());
+    MOK_RETURN_IF_ERROR(FromCuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  }
+  return OkStatus();
+}
+
+StatusOr<TensorMap> EncodeTensorMap(const TensorMapSpec& spec) {
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
+  MOK_RETURN_IF_ERROR(ValidateTensorMapSpec(spec));
+  static const StatusOr<PFN_cuTensorMapEncodeTiled_v12000> encoder = TensorMapEncoder();
+  MOK_RETURN_IF_ERROR(encoder);
+  const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
+  cuuint64_t dimensions[5], strides[4];
+  for (int i = 0; i < spec.rank; ++i) dimensions[i] = spec.dimensions[i];
+  for (int i = 0; i + 1 < spec.rank; ++i) strides[i] = spec.strides[i];
+  TensorMap map;
+  const CUresult result =
+      encoder.value()(reinterpret_cast<CUtensorMap*>(&map), DataType(spec.element_bytes),
+                      static_cast<cuuint32_t>(spec.rank), spec.base, dimensions, strides, spec.box,
+                      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, SwizzleMode(spec.swizzle),
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    return InvalidArgumentError("cuTensorMapEncodeTiled: error ", static_cast<int>(result));
+  }
+  return map;
+}
+
+Status LaunchKernelAddress(const void* kernel, const LaunchConfig& config, const void* parameters,
+                           size_t /*parameter_bytes*/) {
+  DeviceGuard guard(config.device);
+  MOK_RETURN_IF_ERROR(guard.status());
+  MOK_RETURN_IF_ERROR(
+      FromCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(config.shared_bytes)),
+               "cudaFuncSetAttribute"));
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(config.grid.x, config.grid.y, config.grid.z);
+  launch.blockDim = dim3(config.block.x, config.block.y, config.block.z);
+  launch.dynamicSmemBytes = config.shared_bytes;
+  launch.stream = static_cast<cudaStream_t>(config.stream);
+  cudaLaunchAttribute attribute[1];
+  attribute[0].id = cudaLaunchAttributeClusterDimension;
+  attribute[0].val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
+  launch.attrs = attribute;
+  launch.numAttrs = config.cluster.x * config.cluster.y * config.cluster.z > 1 ? 1 : 0;
+  void* arguments[] = {const_cast<void*>(parameters)};
+  return FromCuda(cudaLaunchKernelExC(&launch, kernel, arguments), config.name);
+}
+
+}  // namespace mok::runtime

@@ -1,0 +1,47 @@
+// Matrix operands as tensor cores see them: shared memory through a descriptor.
+#pragma once
+
+#include <cstdint>
+
+#include "mok_core/emulator/engine.h"
+
+namespace mok::emulator {
+
+// A shared-memory matrix descriptor, decoded. Offsets in bytes.
+struct OperandDescriptor {
+  uint32_t start, leading, stride;
+  int swizzle;
+};
+
+enum class OperandArchitecture { kSm90, kSm100 };
+enum class ElementFormat { kBf16, kFp16, kE4m3, kE5m2, kE2m1 };
+
+OperandDescriptor DecodeDescriptor(uint64_t descriptor, OperandArchitecture architecture);
+
+// Shared offset of 16-byte chunk `chunk` (0 or 1) of row `row` of a K-major operand that is one
+// instruction deep (32 bytes). PTX ISA 8.8 section 9.7.15, canonical layouts.
+uint32_t OperandOffset(const OperandDescriptor& descriptor, int row, int chunk);
+
+// How an operand is read: by whom, knowing what.
+struct OperandReader {
+  Block* block;
+  const Clock* clock;
+  Access access;
+  const char* what;
+};
+
+// Reads `rows` x K of a K-major operand, where K is 16 (2-byte formats) or 32 (1-byte containers).
+// output: [rows][16] per half of K, or transposed [K][leading_dimension]. scales: per row, or null.
+struct OperandOutput {
+  float* values;
+  bool transposed;
+  int leading_dimension;
+};
+void LoadOperand(const OperandReader& reader, const OperandDescriptor& descriptor, int rows,
+                 ElementFormat format, const float* scales, const OperandOutput& output);
+
+// c[m][n] += a[m][16] * b[16][n], in fp32, k ascending. The tensor core's own rounding (wider
+// products, truncated sums) is not modelled: results agree when all partial sums are exact.
+void MultiplyAccumulate(float* c, const float* a, const float* b, int m, int n);
+
+}  // namespace mok::emulator
