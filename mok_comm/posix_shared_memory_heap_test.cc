@@ -1,6 +1,8 @@
 #include <dirent.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -240,8 +242,10 @@ TEST(PosixSharedMemoryHeapTest, NamesARankThatDiedWhileOthersWereAwaited) {
   EXPECT_TRUE(RunRanks(1, [&](int) {
     StatusOr<Rendezvous> rendezvous = Rendezvous::Listen(name, 1);
     ASSERT_TRUE(rendezvous.ok()) << rendezvous.status();
-    const Status status = rendezvous->Meet({1, 3, 4096, OkStatus()}, FileDescriptor(),
-                                           steady_clock::now() + seconds(1));
+    const FileDescriptor memory(memfd_create("victim", MFD_CLOEXEC));
+    ASSERT_EQ(ftruncate(memory.get(), 4096), 0);
+    const auto deadline = steady_clock::now() + seconds(1);
+    const Status status = rendezvous->Meet({1, 3, 4096, OkStatus()}, memory, deadline);
     EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
     EXPECT_EQ(rendezvous->Offers().size(), 2u);
   }));
