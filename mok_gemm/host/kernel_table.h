@@ -2,12 +2,13 @@
 //
 // How a product is taken apart. A *unit* is 4 bytes of an operand along K: one fp32 value or, for
 // VDPBF16PS, two consecutive bf16 values. Of the two operands one is the *vector operand*, packed
-// into panels: panel p holds columns [p * panel_columns, (p + 1) * panel_columns) as
-// [unit][panel_columns] units, zero beyond the last column and the last element of K. The other is
-// the *broadcast operand*: unit u of row r is read at r * row_stride + u * unit_stride bytes, where
-// the matrix lies if it already consists of units, else in a packed copy. One inner kernel holds
-// group_rows x panel_columns accumulators in registers and runs over all units of a K block; the
-// accumulators continue in the fp32 scratch `c`, so K blocking does not change a bit.
+// into panels of panel_columns columns, [unit][panel_columns] units, zero beyond the last column
+// and the last element of K. The other is the *broadcast operand*: unit u of row r is read at r *
+// row_stride + u * unit_stride bytes, where the matrix lies if it already consists of units, else
+// in a packed copy. One inner kernel holds group_rows x panel_columns accumulators in registers and
+// runs over all units of a K block; the accumulators continue in the fp32 scratch `c`, so K
+// blocking does not change a bit. A panel is packed, used by all rows and forgotten while it sits
+// in the L1 cache.
 //
 // This header is included by code of every instruction set: nothing in it, or in what it includes,
 // may need a function body at run time (see simd_avx512.h).
@@ -20,34 +21,33 @@
 
 namespace mok {
 
-// One operand (or a K block of it) to be packed.
+// A K block of an operand to be packed.
 struct PackArguments {
   const void* source;  // first element; of the table's dtype
   int64_t stride;      // elements from one stored row to the next
   int64_t depth;       // elements along K
   int count;           // rows of the operand, seen with K along its columns
   float* packed;       // out, 64-byte aligned
-  int64_t pitch;       // floats from one panel (pack_rows: from one row) to the next
+  int64_t pitch;       // pack_rows: floats from one row to the next
 };
 
-// Memory that the K block after this one will need: num_rows stretches of row_bytes bytes.
+// Memory that will be needed soon: num_rows stretches of row_bytes bytes.
 struct PrefetchRange {
   const void* first = nullptr;
   int64_t stride = 0;  // bytes
-  int num_rows = 0;    // 0: nothing
+  int64_t num_rows = 0;
   int64_t row_bytes = 0;
 };
 
-// c[r, j] (+)= sum over units of the broadcast operand's row r times the panels' column j.
+// c[r, j] (+)= sum over units of the broadcast operand's row r times the panel's column j.
 struct MultiplyArguments {
   int64_t units;
   const void* rows;     // broadcast operand, first unit
   int64_t row_stride;   // bytes from one row to the next
   int64_t unit_stride;  // bytes from one unit to the next
   int num_rows;
-  const float* panels;  // vector operand, first unit of panel 0
-  int64_t panel_pitch;  // floats from one panel to the next
-  int num_columns;
+  const float* panel;         // vector operand, first unit
+  int num_columns;            // 1 .. panel_columns
   float* c;                   // [num_rows, num_columns rounded up to lanes]
   int64_t c_stride;           // floats
   bool accumulate;            // false: c is overwritten
@@ -97,9 +97,9 @@ struct KernelTable {
   int elements_per_unit;  // 1 or 2
   bool rows_are_units;    // a K-contiguous matrix can be a broadcast operand where it lies
 
-  // K-contiguous rows, source [count, depth], into panels.
+  // K-contiguous rows, source [count, depth], into a panel.
   void (*pack_transposed)(const PackArguments&);
-  // K-major, source [depth, count], into panels.
+  // K-major, source [depth, count], into a panel.
   void (*pack_interleaved)(const PackArguments&);
   // K-contiguous rows, source [count, depth], into rows of units.
   void (*pack_rows)(const PackArguments&);

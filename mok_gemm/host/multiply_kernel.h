@@ -22,8 +22,6 @@ class PrefetchCursor {
       num_lines += range.num_rows * ((range.row_bytes + kLineBytes - 1) / kLineBytes);
     }
     lines_per_step_ = (num_lines + num_steps - 1) / num_steps;
-    // Too little work to hide the lines behind: the processor's own prefetching does better.
-    if (lines_per_step_ > kMaxLinesPerStep) lines_per_step_ = 0;
   }
 
   // Asks for the lines of one step.
@@ -47,7 +45,6 @@ class PrefetchCursor {
 
  private:
   static constexpr int64_t kLineBytes = 64;
-  static constexpr int64_t kMaxLinesPerStep = 16;
 
   const PrefetchRange* range_;
   const PrefetchRange* end_;
@@ -95,7 +92,7 @@ struct RegisterBlock {
     for (int i = 0; i < kBases; ++i) {
       base[i] = static_cast<const char*>(args.rows) + 3 * i * args.row_stride;
     }
-    const float* panel = args.panels;
+    const float* panel = args.panel;
     const int64_t row_stride = args.row_stride;
     for (int64_t unit = 0; unit < args.units; ++unit) {
       if (unit % kPrefetchUnits == 0) prefetch.Step();
@@ -119,31 +116,24 @@ struct RegisterBlock {
   }
 };
 
-// KernelTable::multiply: register blocks over all rows and columns.
+// KernelTable::multiply: register blocks over all rows.
 template <class Simd, class Units>
 struct MultiplyKernel {
-  static constexpr int kPanelColumns = 2 * Simd::kLanes;
   static constexpr int kGroupRows = Simd::kGroupRows;
 
   static void Run(const MultiplyArguments& args) {
     // Rows are dealt to groups evenly: 128 rows as 13, 13, .. 12 keep more accumulators busy than
     // 13, .. 13, 11 would.
     const int num_groups = (args.num_rows + kGroupRows - 1) / kGroupRows;
-    const int num_panels = (args.num_columns + kPanelColumns - 1) / kPanelColumns;
-    PrefetchCursor<Simd> prefetch(
-        args.prefetch,
-        num_groups * num_panels * ((args.units + kPrefetchUnits - 1) / kPrefetchUnits));
+    const int64_t steps_per_group = (args.units + kPrefetchUnits - 1) / kPrefetchUnits;
+    PrefetchCursor<Simd> prefetch(args.prefetch, num_groups * steps_per_group);
     int first_row = 0;
     for (int group = 0; group < num_groups; ++group) {
       const int rows = (args.num_rows - first_row) / (num_groups - group);
-      for (int panel = 0; panel < num_panels; ++panel) {
-        const int first_column = panel * kPanelColumns;
-        MultiplyArguments block = args;
-        block.rows = static_cast<const char*>(args.rows) + first_row * args.row_stride;
-        block.panels = args.panels + panel * args.panel_pitch;
-        block.c = args.c + first_row * args.c_stride + first_column;
-        RunBlock<kGroupRows>(rows, args.num_columns - first_column > Simd::kLanes, block, prefetch);
-      }
+      MultiplyArguments block = args;
+      block.rows = static_cast<const char*>(args.rows) + first_row * args.row_stride;
+      block.c = args.c + first_row * args.c_stride;
+      RunBlock<kGroupRows>(rows, block, prefetch);
       first_row += rows;
     }
   }
@@ -151,12 +141,11 @@ struct MultiplyKernel {
  private:
   // Picks the compiled block of `rows` (1 .. kRows) rows.
   template <int kRows>
-  static void RunBlock(int rows, bool two_vectors, const MultiplyArguments& block,
-                       PrefetchCursor<Simd>& prefetch) {
+  static void RunBlock(int rows, const MultiplyArguments& block, PrefetchCursor<Simd>& prefetch) {
     if constexpr (kRows > 1) {
-      if (rows < kRows) return RunBlock<kRows - 1>(rows, two_vectors, block, prefetch);
+      if (rows < kRows) return RunBlock<kRows - 1>(rows, block, prefetch);
     }
-    if (two_vectors) {
+    if (block.num_columns > Simd::kLanes) {
       RegisterBlock<Simd, Units, kRows, 2>::Run(block, prefetch);
     } else {
       RegisterBlock<Simd, Units, kRows, 1>::Run(block, prefetch);

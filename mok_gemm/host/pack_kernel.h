@@ -19,31 +19,22 @@ struct PackKernel {
   // KernelTable::pack_transposed.
   static void Transposed(const PackArguments& args) {
     const auto* source = static_cast<const Element*>(args.source);
-    for (int first = 0, panel = 0; first < args.count; first += kPanelColumns, ++panel) {
-      for (int half = 0; half < 2; ++half) {
-        const int column = first + half * kLanes;
-        // The second half of the last panel is not read when it holds no column.
-        if (column >= args.count) break;
-        const int columns = Smaller(args.count - column, kLanes);
-        TransposeStrip(source + column * args.stride, args, columns,
-                       args.packed + panel * args.pitch + half * kLanes);
-      }
-    }
+    TransposeStrip(source, args, Smaller(args.count, kLanes), args.packed);
+    // Without a second half, nobody reads it.
+    if (args.count <= kLanes) return;
+    TransposeStrip(source + kLanes * args.stride, args, args.count - kLanes, args.packed + kLanes);
   }
 
   // KernelTable::pack_interleaved.
   static void Interleaved(const PackArguments& args) {
     const auto* source = static_cast<const Element*>(args.source);
-    for (int64_t k = 0, unit = 0; k < args.depth; k += Units::kElements, ++unit) {
-      const Element* rows = source + k * args.stride;
-      for (int first = 0, panel = 0; first < args.count; first += kPanelColumns, ++panel) {
-        Float units[2];
-        Units::LoadAlongColumns(rows + first, args.stride, args.depth - k,
-                                Smaller(args.count - first, kPanelColumns), units);
-        float* out = args.packed + panel * args.pitch + unit * kPanelColumns;
-        Simd::StoreAll(out, units[0]);
-        Simd::StoreAll(out + kLanes, units[1]);
-      }
+    float* out = args.packed;
+    for (int64_t k = 0; k < args.depth; k += Units::kElements, out += kPanelColumns) {
+      Float units[2];
+      Units::LoadAlongColumns(source + k * args.stride, args.stride, args.depth - k, args.count,
+                              units);
+      Simd::StoreAll(out, units[0]);
+      Simd::StoreAll(out + kLanes, units[1]);
     }
   }
 

@@ -71,38 +71,50 @@ class TileProduct {
   void MultiplyTn(const Product& product);
 
  private:
-  // A K block of a broadcast operand whose rows lie contiguous along K.
-  struct RowBlock {
-    Operand rows;
-    int count;
-    int64_t depth;
+  // A K block [k, k + depth); next_depth elements follow in the next block, 0 after the last.
+  struct DepthBlock {
+    int64_t k, depth, next_depth;
   };
-  // A K block of the vector operand, packed, and where its product goes.
-  struct PanelBlock {
-    const float* panels;
-    int64_t pitch;
-    int columns;
+  // A K block of a broadcast operand, ready to be multiplied: what lies in memory as units, then
+  // what had to be packed.
+  struct Rows {
+    int count = 0;
+    int64_t unit_stride = sizeof(float);  // bytes
+    struct {
+      const void* data = nullptr;
+      int64_t stride = 0;  // bytes
+      int64_t units = 0;
+    } parts[2];
+  };
+  // Where the product of a panel goes, and what to fetch meanwhile.
+  struct PanelTarget {
+    int num_columns;
     float* c;
     int64_t c_stride;
     bool accumulate;
     PrefetchRange prefetch[2];
   };
 
-  // Calls body(k, depth, next_depth) for the K blocks in ascending order; next_depth is the depth
-  // of the following block, 0 in the last.
+  // Calls body(DepthBlock) for the K blocks in ascending order.
   template <class Body>
   void ForEachDepthBlock(int64_t depth, const Body& body) const;
-  // Floats from one panel of a K block of `depth` elements to the next.
-  int64_t PanelPitch(int64_t depth) const;
-  // The part [first_row, first_row + rows) x [first_column, first_column + columns).
-  PrefetchRange Prefetch(const Operand& operand, int64_t first_row, int64_t first_column,
-                         int64_t rows, int64_t columns) const;
+  // Calls body(first, columns, share) for the panels of `count` columns; share(range) is the part
+  // of a prefetch range that is this panel's to fetch.
+  template <class Body>
+  void ForEachPanel(int count, const Body& body) const;
   // The element (row, column).
   const char* At(const Operand& operand, int64_t row, int64_t column) const;
-  void MultiplyRows(const RowBlock& rows, const PanelBlock& target);
+  // The part of an operand from element (row, column) on.
+  PrefetchRange Range(const Operand& operand, int64_t row, int64_t column, int64_t rows,
+                      int64_t columns) const;
+  // The K block of an operand [count, depth] that is contiguous along K. `scratch` is for what has
+  // to be packed.
+  Rows MakeRows(const Operand& operand, int count, int64_t depth, float* scratch) const;
+  // Multiplies `rows` with the packed panel.
+  void MultiplyPanel(const Rows& rows, const PanelTarget& target) const;
 
   const KernelTable& kernels_;
-  AlignedFloats panels_;        // K block of the vector operand
+  AlignedFloats panel_;         // K block of 32 or fewer columns of the vector operand
   AlignedFloats rows_;          // K block of the broadcast operand, where it has to be packed
   AlignedFloats transposed_;    // result of the NT products, [columns, kMaxNtRows]
   AlignedFloats accumulators_;  // [kMaxTile, kMaxTile]
