@@ -228,8 +228,10 @@ def _save_for_backward(ctx, inputs, output):
     # Else autograd would fill a zero gradient of the size of the ring.
     ctx.set_materialize_grads(False)
     ctx.settings = (handle, plan, limit)
-    # Keeps a workspace alive that its owner drops before the backward.
-    ctx.workspace = None if handle == DEFAULT_HANDLE else workspace_of_handle(handle)
+    # Keeps a workspace alive that its owner drops before the backward. (A compiler that traces this
+    # may have made the handle symbolic.)
+    named = isinstance(handle, int) and handle != DEFAULT_HANDLE
+    ctx.workspace = workspace_of_handle(handle) if named else None
 
 
 def _backward(ctx, d_out, *_):
