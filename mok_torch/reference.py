@@ -1,8 +1,12 @@
 """The layer in plain PyTorch, in float64 by default: the yardstick of the tests and of `check`.
 
-It follows section "The layer" of docs/numerics.md line by line and uses nothing but elementary
-differentiable operations, so autograd supplies the gradients. It holds every expert on one
-process: to compare with R ranks, concatenate their tokens in rank order.
+For a token x with routes (e_k, w_k):
+
+    expert(x) = (silu(x Wg^T) * (x Wu^T)) Wd^T
+    out = scale * shared(x) + sum over k of w_k * expert_{e_k}(x)
+
+It uses nothing but elementary differentiable operations, so autograd supplies the gradients, and it
+holds every expert on one process: to compare with R ranks, concatenate their tokens in rank order.
 """
 
 from __future__ import annotations
@@ -114,8 +118,8 @@ def moe_reference(
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm of expected, in float64; 0 when both are 0."""
-    expected = expected.double()
-    difference = torch.linalg.vector_norm(actual.double() - expected)
+    expected = expected.detach().double()
+    difference = torch.linalg.vector_norm(actual.detach().double() - expected)
     scale = torch.linalg.vector_norm(expected)
     if scale == 0:
         return 0.0 if difference == 0 else float("inf")
@@ -129,8 +133,8 @@ def worst_row_error(actual: Tensor, expected: Tensor) -> float:
     """
     if expected.numel() == 0:
         return 0.0
-    expected = expected.double()
-    difference = torch.linalg.vector_norm(actual.double() - expected, dim=-1)
+    expected = expected.detach().double()
+    difference = torch.linalg.vector_norm(actual.detach().double() - expected, dim=-1)
     scale = torch.linalg.vector_norm(expected, dim=-1)
     ratio = torch.where(difference == 0, torch.zeros_like(difference), difference / scale)
     return float(ratio.max())

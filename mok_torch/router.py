@@ -222,7 +222,11 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Routes:
         """Routes of tokens x [T, H]."""
-        return route(ops.router_logits(x, self.weight), self.config, self.expert_bias)
+        return self.route(ops.router_logits(x, self.weight))
+
+    def route(self, logits: Tensor) -> Routes:
+        """Routes of tokens whose fp32 logits [T, E] are known."""
+        return route(logits, self.config, self.expert_bias)
 
     @torch.no_grad()
     def update_expert_bias(self, load: Tensor, rate: float = 1e-3) -> None:

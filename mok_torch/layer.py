@@ -1,0 +1,414 @@
+"""MoELayer: router, routed experts and shared expert as one torch.nn.Module."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from mok_torch import _C, full_state, functional, ops
+from mok_torch.config import MoKConfig
+from mok_torch.fan_out import fan_out
+from mok_torch.groups import as_group
+from mok_torch.router import (
+    Router,
+    RouterConfig,
+    Routes,
+    count_routes,
+    position_independent_sigmoid,
+)
+
+# What the experts' matrix products read and write; sums are float32 in all of them.
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def expert_range(num_experts: int, size: int, rank: int) -> tuple[int, int]:
+    """First expert and end of the experts of a rank; sizes differ by one at most, larger first."""
+    share, larger = divmod(num_experts, size)
+    begin = rank * share + min(rank, larger)
+    return begin, begin + share + (rank < larger)
+
+
+def output_gate(x: Tensor, gate_weight: Tensor) -> Tensor:
+    """sigmoid(gate_weight x) of tokens x [T, H] and gate_weight [1, H], fp32 [T]."""
+    return position_independent_sigmoid(ops.router_logits(x, gate_weight)).squeeze(-1)
+
+
+class Experts(nn.Module):
+    """The weights of this rank's routed experts.
+
+    Attributes:
+      first: global id of local expert 0.
+      w_gate, w_up: parameters [El, I, H].
+      w_down: parameter [El, H, I].
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, owned: tuple[int, int], **factory):
+        super().__init__()
+        self.first, end = owned
+        local = end - self.first
+        self.w_gate = _parameter(local, intermediate_size, hidden_size, **factory)
+        self.w_up = _parameter(local, intermediate_size, hidden_size, **factory)
+        self.w_down = _parameter(local, hidden_size, intermediate_size, **factory)
+
+    def extra_repr(self) -> str:
+        local, intermediate, hidden = self.w_gate.shape
+        owned = f"{self.first}..{self.first + local - 1}" if local else "none"
+        return f"experts={owned}, hidden_size={hidden}, intermediate_size={intermediate}"
+
+
+class SharedExpert(nn.Module):
+    """The weights of the expert that every token visits; replicated on every rank.
+
+    Attributes:
+      w_gate, w_up: parameters [I_s, H].
+      w_down: parameter [H, I_s].
+      gate_weight: parameter [1, H] of the output gate sigmoid(gate_weight x), or None.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, gated: bool, **factory):
+        super().__init__()
+        self.w_gate = _parameter(intermediate_size, hidden_size, **factory)
+        self.w_up = _parameter(intermediate_size, hidden_size, **factory)
+        self.w_down = _parameter(hidden_size, intermediate_size, **factory)
+        self.gate_weight = _parameter(1, hidden_size, **factory) if gated else None
+
+    def as_argument(self, x: Tensor, dtype: torch.dtype) -> functional.SharedExpert:
+        """What functional.moe takes for tokens x [T, H]."""
+        return functional.SharedExpert(
+            self.w_gate.to(dtype),
+            self.w_up.to(dtype),
+            self.w_down.to(dtype),
+            None if self.gate_weight is None else output_gate(x, self.gate_weight),
+        )
+
+    def extra_repr(self) -> str:
+        intermediate, hidden = self.w_gate.shape
+        gated = self.gate_weight is not None
+        return f"hidden_size={hidden}, intermediate_size={intermediate}, gated={gated}"
+
+
+class MoELayer(nn.Module):
+    """A mixture-of-experts layer whose experts are spread over the ranks of a group.
+
+    Every rank calls the layer with its own tokens, any number of them, and gets their outputs. The
+    bits of a token's output, and of every gradient below, do not depend on how many ranks share the
+    work, on the number of threads or on the other settings of MoKConfig.
+
+    Gradients: those of the routed experts (`expert_parameters`) are complete, summed over the
+    tokens of all ranks. The router and the shared expert are replicated
+    (`replicated_parameters`): each rank gets the sum over its own tokens, to be all-reduced with
+    SUM like those of any data-parallel parameter. Divide the loss by the global number of tokens
+    and both are gradients of the mean.
+
+    The state dict has the same names on every rank; only the leading dimension of `experts.*` is
+    this rank's share. `full_state_dict` gathers it, `load_full_state_dict` takes the share out.
+
+    Args:
+      hidden_size, intermediate_size: H and I, multiples of 8.
+      num_experts: E, over all ranks; rank 0 owns the first ones, and so on (expert_range).
+      top_k: routes per token.
+      scoring, norm_topk_prob, routed_scaling_factor, n_group, topk_group, expert_bias: see
+        RouterConfig.
+      shared_intermediate_size: I_s of the shared expert, a multiple of 8; 0: there is none.
+      shared_gate: multiply the shared expert's output by sigmoid(gate_weight x).
+      swiglu_limit: clamp of the experts' gate and up projections; None: none.
+      group: the ranks: None (this one alone), a torch.distributed process group, or a member of
+        functional.InProcessGroup.
+      gradient_block: None: the router and the shared expert take all tokens at once. N: N tokens
+        at a time, and their gradients are added in a tree over these blocks (fan_out.py): summed
+        over the ranks with tree_sum they have the same bits for every EP size that splits the
+        batch into equal powers of two of blocks. The shared expert then runs beside the routed
+        ones instead of inside the same pass, so its term is rounded once more.
+      max_tokens_per_rank: reserve() this many; the constructor is then collective. None: the first
+        forward reserves what the ranks pass in it. Without a group there is no limit.
+      config: how the engine runs; None: MoKConfig().
+      precision: "bf16" or "fp32", of the experts' matrix products; None: that of dtype.
+      dtype: of the experts' parameters, torch.bfloat16 or torch.float32; the router's are fp32.
+        None: PyTorch's default. fp32 parameters with precision="bf16" are rounded on each use.
+      device: None: PyTorch's default.
+
+    Attributes:
+      expert_load: int64 buffer [E], routes per expert of the last forward on this rank. It is
+        written, not added to, so recomputation under activation checkpointing counts nothing twice.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        scoring: str = "softmax",
+        norm_topk_prob: bool = True,
+        routed_scaling_factor: float = 1.0,
+        n_group: int = 1,
+        topk_group: int = 1,
+        expert_bias: bool | None = None,
+        shared_intermediate_size: int = 0,
+        shared_gate: bool = False,
+        swiglu_limit: float | None = None,
+        group=None,
+        gradient_block: int | None = None,
+        max_tokens_per_rank: int | None = None,
+        config: MoKConfig | None = None,
+        precision: str | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        router_config = RouterConfig(
+            num_experts=num_experts,
+            top_k=top_k,
+            scoring=scoring,
+            norm_topk_prob=norm_topk_prob,
+            routed_scaling_factor=routed_scaling_factor,
+            n_group=n_group,
+            topk_group=topk_group,
+            expert_bias=expert_bias,
+        )
+        _check_size("hidden_size", hidden_size, 8)
+        _check_size("intermediate_size", intermediate_size, 8)
+        _check_size("shared_intermediate_size", shared_intermediate_size, 0)
+        if shared_gate and shared_intermediate_size == 0:
+            raise ValueError("shared_gate needs a shared expert: shared_intermediate_size is 0")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.precision = _check_precision(precision, dtype)
+        if swiglu_limit is not None and not 0 < swiglu_limit < math.inf:
+            raise ValueError(f"swiglu_limit must be None or finite and > 0, got {swiglu_limit}")
+        self.swiglu_limit = swiglu_limit
+        self.config = MoKConfig() if config is None else config
+        if not isinstance(self.config, MoKConfig):
+            raise TypeError(f"config must be a MoKConfig, got {type(config).__name__}")
+        if gradient_block is not None and gradient_block < 1:
+            raise ValueError(f"gradient_block must be None or at least 1, got {gradient_block}")
+        self.gradient_block = gradient_block
+        self._group_argument = group
+        self.group = as_group(group)
+        self._workspace: functional.Workspace | None = None
+
+        factory = {"dtype": dtype, "device": device}
+        self.router = Router(hidden_size, router_config, device=device)
+        owned = self.owned_experts(self.group.rank)
+        self.experts = Experts(hidden_size, intermediate_size, owned, **factory)
+        self.shared_expert = None
+        if shared_intermediate_size:
+            self.shared_expert = SharedExpert(
+                hidden_size, shared_intermediate_size, shared_gate, **factory
+            )
+        load = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        self.register_buffer("expert_load", load, persistent=False)
+        self.reset_parameters()
+        if max_tokens_per_rank is not None:
+            self.reserve(max_tokens_per_rank)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.router.weight.shape[1]
+
+    @property
+    def num_experts(self) -> int:
+        return self.router.config.num_experts
+
+    def owned_experts(self, rank: int) -> tuple[int, int]:
+        """First expert and end of the experts that a rank of the group holds."""
+        return expert_range(self.num_experts, self.group.size, rank)
+
+    def reserve(self, max_tokens_per_rank: int) -> None:
+        """Makes room for forwards with up to so many tokens on a rank; the ranks' maximum counts.
+
+        Collective. Layers of the same group and shapes share what is reserved. Call it before the
+        first forward when ranks pass more tokens later than at first (a forward with too many
+        raises ValueError), and before torch.compile, which cannot trace it.
+        """
+        if self.group.size == 1:
+            return  # functional.moe grows the workspace of a single rank itself
+        self._workspace = functional.get_workspace(
+            self.config,
+            self._group_argument,
+            device=self.router.weight.device,
+            num_local_tokens=max_tokens_per_rank,
+            hidden_size=self.hidden_size,
+            topk=self.router.config.top_k,
+            dtype=PRECISIONS[self.precision],
+        )
+
+    @torch.no_grad()
+    def reset_parameters(self, std: float = 0.02) -> None:
+        """Draws all weights from a normal distribution and zeroes the expert bias.
+
+        Each expert has a random sequence of its own, seeded from PyTorch's default CPU generator:
+        ranks that were seeded alike hold the same full layer, for every EP size.
+        """
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        for name, parameter in self.named_parameters():
+            if not name.startswith("experts."):
+                _draw(parameter, std, seed, name)
+        for name, parameter in self.experts.named_parameters():
+            for expert, weight in enumerate(parameter, start=self.experts.first):
+                _draw(weight, std, seed, name, expert)
+        if self.router.expert_bias is not None:
+            self.router.expert_bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of tokens x [..., H], bf16 or fp32, in x's shape and dtype. Collective."""
+        problem = self._problem_with(x)
+        if problem is not None:
+            self._raise_on_every_rank(problem)
+        # The precision is the layer's own: autocast must not change what the ranks agreed on.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._forward(x.reshape(-1, self.hidden_size)).to(x.dtype).reshape(x.shape)
+
+    def _problem_with(self, x: Tensor) -> Exception | None:
+        if x.dim() == 0 or x.shape[-1] != self.hidden_size:
+            return ValueError(f"x must have shape [..., {self.hidden_size}], got {list(x.shape)}")
+        if x.dtype not in PRECISIONS.values():
+            return TypeError(f"x must be torch.bfloat16 or torch.float32, got {x.dtype}")
+        if x.device != self.router.weight.device:
+            return ValueError(f"x must be on {self.router.weight.device}, got {x.device}")
+        return None
+
+    def _raise_on_every_rank(self, problem: Exception) -> NoReturn:
+        """Raises here and in the other ranks, which are waiting for this one in their forwards."""
+        if self._workspace is not None:
+            with self._workspace.reporting_errors(_C.OP_SCHEDULE):
+                raise problem
+        # The first forward: they are in get_workspace, whose first exchange takes an exception.
+        self.group.exchange(problem, self.config.timeout_seconds)
+        raise problem
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [T, H] -> [T, H] in the layer's precision."""
+        # Three users: their gradients are added with one rounding.
+        tokens, to_router, to_shared = fan_out(tokens, 3)
+        routes = self._route(to_router)
+        if self._workspace is None:
+            self.reserve(tokens.shape[0])
+        self.expert_load.copy_(count_routes(routes.topk_idx, self.num_experts))
+        dtype = PRECISIONS[self.precision]
+        shared, beside = None, None
+        if self.shared_expert is not None and self.gradient_block is None:
+            shared = self.shared_expert.as_argument(to_shared, dtype)
+        elif self.shared_expert is not None:
+            beside = self._shared_in_blocks(to_shared)
+        experts = self.experts
+        out = functional.moe(
+            tokens.to(dtype),
+            *routes,
+            experts.w_gate.to(dtype),
+            experts.w_up.to(dtype),
+            experts.w_down.to(dtype),
+            shared=shared,
+            workspace=self._workspace,
+            config=self.config,
+            swiglu_limit=self.swiglu_limit,
+        )
+        return out if beside is None else beside + out
+
+    def _route(self, tokens: Tensor) -> Routes:
+        if self.gradient_block is None:
+            return self.router(tokens)
+        blocks = tokens.split(self.gradient_block)
+        weights = fan_out(self.router.weight, len(blocks))
+        logits = map(ops.router_logits, blocks, weights)
+        return self.router.route(torch.cat(list(logits)))
+
+    def _shared_in_blocks(self, tokens: Tensor) -> Tensor:
+        """The shared expert's outputs [T, H]: to the engine, the only expert of a single rank."""
+        dtype = PRECISIONS[self.precision]
+        blocks = tokens.split(self.gradient_block)
+        names, parameters = zip(*self.shared_expert.named_parameters(), strict=True)
+        copies = zip(*(fan_out(parameter, len(blocks)) for parameter in parameters), strict=True)
+        outputs = []
+        for block, own_parameters in zip(blocks, copies, strict=True):
+            weights = dict(zip(names, own_parameters, strict=True))
+            scale = block.new_ones(len(block), dtype=torch.float32)
+            if "gate_weight" in weights:
+                scale = output_gate(block, weights["gate_weight"])
+            output = functional.moe(
+                block.to(dtype),
+                torch.zeros(len(block), 1, dtype=torch.int64, device=block.device),
+                scale.unsqueeze(1),
+                weights["w_gate"].to(dtype).unsqueeze(0),
+                weights["w_up"].to(dtype).unsqueeze(0),
+                weights["w_down"].to(dtype).unsqueeze(0),
+                config=self.config,
+                swiglu_limit=self.swiglu_limit,
+            )
+            outputs.append(output)
+        return torch.cat(outputs)
+
+    def expert_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of which each rank holds a share, with complete gradients."""
+        return self.experts.parameters()
+
+    def replicated_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters that every rank holds, with this rank's part of the gradient."""
+        for name, parameter in self.named_parameters():
+            if not name.startswith("experts."):
+                yield parameter
+
+    def global_expert_load(self) -> Tensor:
+        """expert_load summed over the ranks of the group. Collective."""
+        loads = self.group.exchange(self.expert_load.tolist(), self.config.timeout_seconds)
+        return torch.tensor(loads).sum(dim=0)
+
+    def update_expert_bias(self, rate: float = 1e-3, load: Tensor | None = None) -> None:
+        """Moves the router's bias towards balance; once per optimizer step.
+
+        Args:
+          rate: the step of each expert's bias.
+          load: routes per expert [E] over all ranks since the last update. None: those of the last
+            forward (global_expert_load; collective).
+        """
+        self.router.update_expert_bias(self.global_expert_load() if load is None else load, rate)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The state dict with all E experts, the same on every rank. Collective."""
+        return full_state.full_state_dict(self)
+
+    def load_full_state_dict(self, state: dict[str, Tensor], strict: bool = True):
+        """Loads this rank's share of full_state_dict(), of any EP size."""
+        return full_state.load_full_state_dict(self, state, strict)
+
+    def extra_repr(self) -> str:
+        rank = f"rank={self.group.rank} of {self.group.size}"
+        return f"{rank}, precision={self.precision!r}, swiglu_limit={self.swiglu_limit}"
+
+
+def _check_size(name: str, value: int, lowest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
+    if value < lowest or value % 8:
+        raise ValueError(f"{name} must be a multiple of 8 and at least {lowest}, got {value}")
+
+
+def _check_precision(precision: str | None, dtype: torch.dtype) -> str:
+    """The precision's name; None stands for that of dtype."""
+    names = {value: name for name, value in PRECISIONS.items()}
+    if dtype not in names:
+        raise TypeError(f"dtype must be torch.bfloat16 or torch.float32, got {dtype}")
+    if precision is None:
+        return names[dtype]
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {tuple(PRECISIONS)}, got {precision!r}")
+    return precision
+
+
+def _draw(weight: Tensor, std: float, *identity) -> None:
+    """Fills weight from a random sequence that belongs to identity; device and dtype only round."""
+    if weight.is_meta:
+        return
+    digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+    values = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
+    weight.copy_(values.normal_(std=std, generator=generator))
+
+
+def _parameter(*shape: int, dtype: torch.dtype, device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device))

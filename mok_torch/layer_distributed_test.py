@@ -1,0 +1,93 @@
+"""MoELayer over processes: torch.distributed (gloo) and POSIX shared memory."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from mok_torch.layer import MoELayer
+
+HIDDEN, EXPERTS = 32, 5
+
+
+def make_layer(group=None):
+    torch.manual_seed(1)
+    return MoELayer(
+        HIDDEN, 24, EXPERTS, 2, scoring="sigmoid", shared_intermediate_size=16, group=group
+    )
+
+
+def make_tokens():
+    return torch.randn(20, HIDDEN, generator=torch.Generator().manual_seed(2))
+
+
+def spawn(worker, size, folder, *arguments):
+    """Runs worker(rank, size, *arguments) in processes with a default process group."""
+    arguments = (worker, size, str(folder / "meeting_point"), arguments)
+    torch.multiprocessing.spawn(join_and_work, arguments, size)
+
+
+def join_and_work(rank, worker, size, meeting_point, arguments):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{meeting_point}", rank=rank, world_size=size)
+    worker(rank, size, *arguments)
+    dist.destroy_process_group()
+
+
+def check_against_one_rank(rank, size, expected_path):
+    expected = torch.load(expected_path)
+    layer = make_layer(dist.group.WORLD)
+    assert layer.experts.w_gate.shape[0] < EXPERTS
+    x = make_tokens().tensor_split(size)[rank].clone().requires_grad_()
+    out = layer(x)
+    out.sum().backward()
+    assert torch.equal(out, expected["out"].tensor_split(size)[rank])
+    assert torch.equal(x.grad, expected["d_x"].tensor_split(size)[rank])
+    begin, end = layer.owned_experts(rank)
+    assert torch.equal(layer.experts.w_down.grad, expected["d_w_down"][begin:end])
+    assert torch.equal(layer.global_expert_load(), expected["load"])
+
+    state = layer.full_state_dict()
+    assert list(state) == list(expected["state"])
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected["state"].items())
+
+    layer.reset_parameters()
+    layer.load_full_state_dict(state)
+    layer.update_expert_bias(0.5)
+    expected_bias = 0.5 * torch.sign(expected["load"].double().mean() - expected["load"])
+    assert torch.equal(layer.router.expert_bias, expected_bias.float())
+
+
+def test_processes_agree_with_one_rank(tmp_path):
+    layer = make_layer()
+    x = make_tokens().requires_grad_()
+    out = layer(x)
+    out.sum().backward()
+    expected = {
+        "out": out.detach(),
+        "d_x": x.grad,
+        "d_w_down": layer.experts.w_down.grad,
+        "load": layer.expert_load,
+        "state": layer.full_state_dict(),
+    }
+    torch.save(expected, tmp_path / "expected.pt")
+    spawn(check_against_one_rank, 3, tmp_path, str(tmp_path / "expected.pt"))
+
+
+def check_wrong_input_raises_everywhere(rank, size):
+    del size
+    layer = make_layer(dist.group.WORLD)
+    x = make_tokens()
+    for attempt in range(2):  # before and after there is a workspace
+        try:
+            layer(x[:, :8] if rank == 1 else x)
+        except ValueError as error:
+            assert "x must have shape [..., 32], got [20, 8]" in str(error)
+        else:
+            raise AssertionError("no error")
+        if attempt == 0:
+            assert layer(x).isfinite().all()
+
+
+def test_wrong_input_of_one_process_raises_everywhere(tmp_path):
+    spawn(check_wrong_input_raises_everywhere, 2, tmp_path)
