@@ -1,0 +1,143 @@
+"""The example keeps its promises: repeatable, independent of the number of ranks, and it learns."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from absl import flags
+from absl.testing import flagsaver
+
+from examples.train_lm import ranks, report, train_lm
+from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
+from examples.train_lm.model import LanguageModel, ModelConfig
+from examples.train_lm.trainer import Settings, learning_rate_share, train
+
+SMALL = ModelConfig(
+    context=32,
+    hidden=32,
+    layers=2,
+    heads=2,
+    experts=6,
+    expert_intermediate=24,
+    shared_intermediate=16,
+)
+
+
+def run(folder, num_ranks, **options):
+    """Losses of a short training."""
+    log = folder / f"{num_ranks}.json"
+    settings = Settings(
+        **{
+            "model": SMALL,
+            "ranks": num_ranks,
+            "steps": 6,
+            "batch": 4,
+            "seed": 3,
+            "learning_rate": 4e-3,
+            "loss_log": str(log),
+            "checkpoint": str(folder / "model.pt"),
+            **options,
+        }
+    )
+    ranks.launch(train, num_ranks, settings)
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(settings.steps))
+    assert all(record["tokens_per_s"] > 0 for record in records)
+    return [record["loss"] for record in records]
+
+
+def test_same_seed_gives_the_same_losses_and_it_learns(tmp_path):
+    losses = run(tmp_path, 2, steps=30)
+    assert losses[0] == pytest.approx(math.log(256), abs=0.2)
+    assert losses[-1] < 0.75 * losses[0]
+    first_model = torch.load(tmp_path / "model.pt")["model"]
+    assert run(tmp_path, 2, steps=30) == losses
+    second_model = torch.load(tmp_path / "model.pt")["model"]
+    assert all(torch.equal(first_model[name], second_model[name]) for name in first_model)
+
+
+@pytest.mark.parametrize(("precision", "rank_counts"), [("bf16", (2, 4)), ("fp32", (4,))])
+def test_number_of_ranks_changes_no_bit(tmp_path, precision, rank_counts):
+    model = dataclasses.replace(SMALL, precision=precision)
+    one = run(tmp_path, 1, model=model)
+    for num_ranks in rank_counts:
+        assert run(tmp_path, num_ranks, model=model) == one
+
+
+def test_a_failing_rank_ends_the_run():
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="rank 1 fails"):
+        ranks.launch(fail_on_rank_1, 2)
+
+
+def fail_on_rank_1(rank):
+    if rank == 1:
+        raise RuntimeError("rank 1 fails")
+    torch.distributed.barrier()
+
+
+def test_program_writes_everything(tmp_path, capfd):
+    names = {"checkpoint": "model.pt", "plot": "curves.png", "loss_log": "log.json"}
+    paths = {flag: str(tmp_path / name) for flag, name in names.items()}
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    with flagsaver.flagsaver(ranks=2, batch=2, steps=2, experts=4, sample=5, **paths):
+        train_lm.main(["train_lm"])
+    output = capfd.readouterr().out
+    assert "unigram entropy" in output and "validation loss" in output and "sample" in output
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "log.json").read_text().splitlines()) == 2
+    checkpoint = torch.load(tmp_path / "model.pt")
+    assert checkpoint["model"]["blocks.0.moe.experts.w_up"].shape[0] == 4
+
+
+def test_batch_must_divide_among_ranks():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    with flagsaver.flagsaver(batch=3, ranks=2):
+        with pytest.raises(flags.ValidationError, match="multiple of --ranks: 3 sequences"):
+            train_lm.check_flags(None)
+
+
+def test_corpus():
+    text = python_help_text()
+    assert len(text) > 200_000
+    corpus = Corpus.from_text(text)
+    assert bytes(corpus.train.tolist()) + bytes(corpus.validation.tolist()) == text
+    batches = [corpus.batch(torch.Generator().manual_seed(1), 3, 16) for _ in range(2)]
+    assert batches[0].shape == (3, 17) and torch.equal(*batches)
+    windows = corpus.validation_windows(4, 16)
+    assert torch.equal(windows[1:, 0], windows[:-1, -1])
+    assert torch.equal(windows[:, :-1].flatten(), corpus.validation[:64].long())
+
+
+def test_unigram_entropy():
+    assert unigram_entropy(b"aaaa") == 0
+    assert unigram_entropy(b"abab") == pytest.approx(math.log(2))
+    assert 3 < unigram_entropy(python_help_text()) < 3.6
+
+
+def test_model_is_causal():
+    torch.manual_seed(0)
+    model = LanguageModel(SMALL)
+    tokens = torch.randint(256, (2, 20))
+    changed = tokens.clone()
+    changed[:, 12:] = 0
+    states, changed_states = model.hidden_states(tokens), model.hidden_states(changed)
+    assert torch.equal(states[:, :12], changed_states[:, :12])
+    assert not torch.equal(states[:, 12], changed_states[:, 12])
+
+
+def test_learning_rate():
+    shares = [learning_rate_share(step, 100) for step in range(100)]
+    assert shares[4] == 1 and shares[0] == pytest.approx(0.2)
+    assert shares[5:] == sorted(shares[5:], reverse=True) and shares[-1] == pytest.approx(
+        0.1, abs=1e-3
+    )
+    assert learning_rate_share(0, 1) == 1
+
+
+def test_load_bars():
+    assert report.load_bars([0, 1, 2, 1]) == "▁▅█▅"
+    assert report.load_bars([0, 0]) == "▁▁"
