@@ -102,8 +102,9 @@ template <class Atom>
 void ExpectKMajorLayout(Swizzle swizzle) {
   constexpr int kRows = 64;
   const int span = static_cast<int>(swizzle), columns = span / 2;
-  const auto layout =
-      cute::tile_to_shape(Atom{}, cute::make_shape(Int<kRows>{}, Int<cute::size<1>(Atom{})>{}));
+  // Offsets inside the tile: the atoms themselves swizzle addresses.
+  const auto layout = cute::as_position_independent_swizzle_layout(
+      cute::tile_to_shape(Atom{}, cute::make_shape(Int<kRows>{}, Int<cute::size<1>(Atom{})>{})));
   const OperandLayout ours = KMajorLayout(swizzle);
   ASSERT_EQ(static_cast<int>(cute::size<1>(Atom{})), columns);
   for (int row = 0; row < kRows; ++row) {

@@ -34,7 +34,7 @@ def emulated_kernel_library(name, srcs, hdrs = [], deps = [], **kwargs):
         if not source.endswith(".cu"):
             sources.append(source)
             continue
-        copy = "%s_emulated/%s.cc" % (name, source.split("/")[-1][:-len(".cu")])
+        copy = "%s_sources/%s.cc" % (name, source.split("/")[-1][:-len(".cu")])
         native.genrule(
             name = copy.replace("/", "_").replace(".", "_"),
             srcs = [source],
