@@ -118,7 +118,7 @@ class MoELayer(nn.Module):
       shared_gate: multiply the shared expert's output by sigmoid(gate_weight x).
       swiglu_limit: clamp of the experts' gate and up projections; None: none.
       group: the ranks: None (this one alone), a torch.distributed process group, or a member of
-        functional.InProcessGroup.
+        InProcessGroup.
       gradient_block: None: the router and the shared expert take all tokens at once. N: N tokens
         at a time, and their gradients are added in a tree over these blocks (fan_out.py): summed
         over the ranks with tree_sum they have the same bits for every EP size that splits the

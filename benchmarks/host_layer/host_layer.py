@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 
+import rich.box
 import rich.console
 import rich.table
 import torch
@@ -144,21 +145,21 @@ def main(argv: list[str]) -> None:
     if _THREADS.value:
         torch.set_num_threads(_THREADS.value)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[_PRECISION.value]
-    title = f"median ms, {_PRECISION.value}, {torch.get_num_threads()} threads"
-    table = rich.table.Table(title=title)
-    for column in ("shape", "T", "H", "I", "E", "K", "shared"):
-        table.add_column(column)
-    for column in ("fwd MoK", "fwd torch", "ratio", "fwd+bwd MoK", "fwd+bwd torch", "ratio"):
-        table.add_column(column, justify="right")
+    threads = torch.get_num_threads()
+    title = f"median ms, {_PRECISION.value}, {threads} threads"
+    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("shape", no_wrap=True)
+    for column in ("fwd MoK", "torch", "ratio", "fwd+bwd MoK", "torch", "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name in _SHAPE.value or SHAPES:
         shape = SHAPES[name]
         result = measure(shape, dtype, _ITERATIONS.value)
         if _JSON.value:
             record = {"shape": name, **dataclasses.asdict(shape), "precision": _PRECISION.value}
-            print(json.dumps({**record, "threads": torch.get_num_threads(), **result}), flush=True)
-        cells = [name, *map(str, dataclasses.astuple(shape))]
+            print(json.dumps({**record, "threads": threads, **result}), flush=True)
+        cells = [name]
         for which in ("forward", "forward_backward"):
-            cells += [f"{result[f'{peer}_{which}_ms']:.2f}" for peer in ("mok", "torch")]
+            cells += [f"{result[f'{peer}_{which}_ms']:.1f}" for peer in ("mok", "torch")]
             cells.append(f"{result[f'{which}_ratio']:.2f}x")
         table.add_row(*cells)
     if not _JSON.value:

@@ -25,7 +25,7 @@ class ModelConfig:
     context: int = 256
     hidden: int = 192
     layers: int = 4
-    heads: int = 6
+    heads: int = 3
     experts: int = 16
     top_k: int = 2
     expert_intermediate: int = 192
