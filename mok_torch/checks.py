@@ -117,6 +117,18 @@ def _multiple_of_8(name: str, size: int, letter: str):
         raise ValueError(f"{name}: expected {letter} to be a multiple of 8, got {size}")
 
 
+def check_default(x, topk: int):
+    """What the default workspace takes its shapes from."""
+    require_tensor("x", x)
+    if x.dtype not in ENGINE_DTYPES:
+        raise TypeError(f"x: expected {describe_dtypes()}, got {x.dtype}")
+    if x.dim() < 1:
+        raise ValueError("x: expected shape [..., H], got []")
+    _multiple_of_8("x", x.shape[-1], "H")
+    if topk < 1:
+        raise ValueError(f"topk_idx: expected shape [..., K] with K >= 1, got K = {topk}")
+
+
 def check_x(x, workspace) -> Tensor:
     """x as [T, H]."""
     require_tensor("x", x)

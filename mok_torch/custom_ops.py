@@ -17,6 +17,7 @@ from torch import Tensor
 from mok_torch import _C, passes
 from mok_torch.checks import (
     LayerTensors,
+    check_default,
     check_layer,
     check_swiglu_limit,
     check_topk_idx,
@@ -34,8 +35,8 @@ _NUM_WEIGHTS = 6  # routed gate, up, down; shared gate, up, down
 def _find_workspace(handle: int, x: Tensor, topk: int) -> Workspace:
     if handle != DEFAULT_HANDLE:
         return workspace_of_handle(handle)
-    tokens = x.numel() // max(1, x.shape[-1])
-    return default_workspace(x.shape[-1], topk, x.dtype, tokens)
+    check_default(x, topk)
+    return default_workspace(x.shape[-1], topk, x.dtype)
 
 
 @torch.library.custom_op("mok::moe_forward", mutates_args=())
@@ -63,6 +64,7 @@ def moe_forward(
         limit = check_swiglu_limit(swiglu_limit)
         layer = check_layer(x, topk_weight, routed, shared, owner)
         routes = check_topk_idx(topk_idx, x.shape[:-1], owner.topk)
+        owner.require_room("x", layer.num_tokens)
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
     schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts)

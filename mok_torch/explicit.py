@@ -24,8 +24,6 @@ from mok_torch.passes import LayerGrads, Ring, WeightGrads
 from mok_torch.plan import Plan, make_plan
 from mok_torch.workspace import Workspace
 
-_GRAD_DTYPES = (torch.float32, torch.bfloat16)
-
 
 class Schedule:
     """Who computes which row, for one routing of one batch; made by build_schedule.
@@ -94,6 +92,7 @@ def build_schedule(
         require_tensor("top_experts", top_experts)
         leading = top_experts.shape[:-1]
         routes = check_topk_idx(top_experts, leading, workspace.topk, EXPLICIT_NAMES)
+        workspace.require_room("top_experts", routes.shape[0])
         if isinstance(num_local_experts, bool) or not isinstance(num_local_experts, int):
             raise TypeError(
                 f"num_local_experts: expected an int, got {type(num_local_experts).__name__}"
@@ -233,7 +232,6 @@ def backward(
     passes.run_backward(
         workspace, plan, schedule.engine, layer, context.ring, kept, d_tokens, grads, limit
     )
-    context.kept_macrobatches = min(1, context.kept_macrobatches)
     results = (
         grads.x.view(x.shape),
         grads.topk_weight.view(router_weights.shape),

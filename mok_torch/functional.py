@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mok_torch import _C
-from mok_torch.checks import refuse_forward_mode, require_tensor
+from mok_torch.checks import check_swiglu_limit, refuse_forward_mode, require_tensor
 from mok_torch.config import MoKConfig
 from mok_torch.custom_ops import moe_forward
 from mok_torch.explicit import (
@@ -111,10 +111,10 @@ def moe(
       NotImplementedError: forward-mode differentiation; a second backward.
     """
     weights = [w_gate, w_up, w_down]
-    shared_weights = list(_NO_SHARED_EXPERT if shared is None else SharedExpert(*shared))
     if not torch.compiler.is_compiling():
-        tensors = (x, topk_idx, topk_weight, *weights, *shared_weights)
-        _check_types(tensors, workspace, config)
+        with _reporting_errors(workspace):
+            _check_types((x, topk_idx, topk_weight, *weights), shared, config, swiglu_limit)
+    shared_weights = list(_NO_SHARED_EXPERT if shared is None else SharedExpert(*shared))
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         x = x.to(dtype)
@@ -122,10 +122,10 @@ def moe(
         shared_weights[:3] = [w if w is None else w.to(dtype) for w in shared_weights[:3]]
     config = MoKConfig() if config is None else config
     topk = topk_idx.shape[-1]
-    if workspace is None:
-        handle, ep_size, tokens = DEFAULT_HANDLE, 1, topk_idx.numel() // topk
-    else:
+    handle, ep_size, tokens = DEFAULT_HANDLE, 1, x.numel() // max(1, x.shape[-1])
+    if workspace is not None:
         handle, ep_size = workspace.handle, workspace.ep_size
+    if ep_size > 1:
         tokens = workspace.num_local_tokens * ep_size
     plan = make_plan(config, ep_size, tokens, topk, w_gate.shape[0])
     return moe_forward(
@@ -133,30 +133,31 @@ def moe(
     )[0]
 
 
-_TENSOR_NAMES = (
-    *("x", "topk_idx", "topk_weight", "w_gate", "w_up", "w_down"),
-    *("shared.w_gate", "shared.w_up", "shared.w_down", "shared.scale"),
-)
+def _reporting_errors(workspace):
+    if workspace is None:
+        return contextlib.nullcontext()
+    if not isinstance(workspace, Workspace):
+        raise TypeError(f"workspace: expected a Workspace or None, got {type(workspace).__name__}")
+    return workspace.reporting_errors(_C.OP_SCHEDULE)
 
 
-def _check_types(tensors, workspace, config):
-    """What an operator's own argument parser would refuse without telling the other ranks."""
-    if workspace is not None and not isinstance(workspace, Workspace):
-        raise TypeError(f"workspace: expected a Workspace, got {type(workspace).__name__}")
-    with (
-        contextlib.nullcontext()
-        if workspace is None
-        else workspace.reporting_errors(_C.OP_SCHEDULE)
-    ):
-        if config is not None and not isinstance(config, MoKConfig):
-            raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
-        for name, tensor in zip(_TENSOR_NAMES, tensors, strict=True):
-            if tensor is not None or not name.startswith("shared."):
-                require_tensor(name, tensor)
-            if tensor is not None:
-                refuse_forward_mode(name, tensor, "moe")
-        for name, tensor, dimensions in (("topk_idx", tensors[1], 1), ("w_gate", tensors[3], 3)):
-            if tensor.dim() < dimensions:
-                raise ValueError(
-                    f"{name}: expected at least {dimensions} dimensions, got {list(tensor.shape)}"
-                )
+def _check_types(tensors, shared, config, swiglu_limit):
+    """What would fail on the way to the operator, which does all other checks."""
+    if config is not None and not isinstance(config, MoKConfig):
+        raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
+    check_swiglu_limit(swiglu_limit)
+    names = ("x", "topk_idx", "topk_weight", "w_gate", "w_up", "w_down")
+    named = dict(zip(names, tensors, strict=True))
+    if shared is not None:
+        if not isinstance(shared, tuple) or len(shared) not in (3, 4):
+            raise TypeError(f"shared: expected a SharedExpert or None, got {type(shared).__name__}")
+        given = SharedExpert(*shared)._asdict().items()
+        named |= {f"shared.{name}": value for name, value in given if value is not None}
+    for name, tensor in named.items():
+        require_tensor(name, tensor)
+        refuse_forward_mode(name, tensor, "moe")
+    for name, dimensions in (("x", 1), ("topk_idx", 1), ("w_gate", 3)):
+        if named[name].dim() < dimensions:
+            raise ValueError(
+                f"{name}: expected at least {dimensions} dimensions, got {list(named[name].shape)}"
+            )

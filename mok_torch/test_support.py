@@ -12,12 +12,12 @@ from mok_torch.reference import relative_error, worst_row_error
 from mok_torch.self_test import (
     LIMITS,
     ROUTER_LIMITS,
+    Batch,
     Case,
     make_batch,
     run_layer,
     run_reference,
 )
-
 
 # Of single rows, relative: five times what the whole tensor may have.
 ROW_LIMITS = {torch.bfloat16: 2e-2, torch.float32: 5e-5}

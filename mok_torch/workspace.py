@@ -87,7 +87,8 @@ class Workspace:
     Attributes:
       rank, ep_size: this rank and the number of ranks.
       hidden_size, topk, dtype: of every layer that uses the workspace.
-      num_local_tokens: the most tokens that any rank may pass in one call (see grow).
+      num_local_tokens: the most tokens that any rank may pass in one call (see grow). With one
+        rank, what there is room for now.
       handle: names the workspace in operators.
     """
 
@@ -137,6 +138,21 @@ class Workspace:
             return _Request(*shapes, self.timeout_seconds)
 
         self._grow(_agree(self._group, request))
+
+    def require_room(self, name: str, num_tokens: int):
+        """Grows a workspace of one rank as needed; with several ranks, raises if it is too small.
+
+        name: the argument that holds the tokens, for the error.
+        """
+        if num_tokens <= self.num_local_tokens:
+            return
+        if self.ep_size > 1:
+            raise ValueError(
+                f"{name}: expected at most {self.num_local_tokens} tokens, the num_local_tokens of "
+                f"the workspace, got {num_tokens} (Workspace.grow makes room)"
+            )
+        # Powers of two: a growing sequence of calls allocates rarely.
+        self.grow(1 << max(7, (num_tokens - 1).bit_length()))
 
     def _grow(self, agreed: _Request):
         if agreed.num_local_tokens > self.num_local_tokens:
@@ -197,7 +213,8 @@ def create_workspace(
         machine (any backend that moves Python objects, gloo for example); or a member of an
         InProcessGroup.
       device: "cpu".
-      num_local_tokens: the most tokens of this rank in one call. The largest of all ranks counts.
+      num_local_tokens: the most tokens of this rank in one call; the largest of all ranks counts.
+        A workspace of one rank grows by itself.
       hidden_size: H, a multiple of 8.
       topk: K.
       dtype: of activations and weights, torch.bfloat16 or torch.float32.
@@ -264,20 +281,12 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
     return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds)
 
 
-def default_workspace(
-    hidden_size: int, topk: int, dtype: torch.dtype, num_tokens: int
-) -> Workspace:
-    """The cached workspace of one rank, with room for num_tokens tokens and some more."""
+def default_workspace(hidden_size: int, topk: int, dtype: torch.dtype) -> Workspace:
+    """The cached workspace of one rank, which grows as needed."""
     cached = SingleRank.workspaces.get((hidden_size, topk, dtype))
-    if cached is not None and cached.num_local_tokens >= num_tokens:
+    if cached is not None:
         return cached
-    # Powers of two: a growing sequence of calls allocates rarely.
-    return get_workspace(
-        num_local_tokens=1 << max(7, (num_tokens - 1).bit_length()),
-        hidden_size=hidden_size,
-        topk=topk,
-        dtype=dtype,
-    )
+    return get_workspace(num_local_tokens=0, hidden_size=hidden_size, topk=topk, dtype=dtype)
 
 
 def workspace_of_handle(handle: int) -> Workspace:
