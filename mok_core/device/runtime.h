@@ -30,6 +30,9 @@ Status CopyToDevice(void* device, const void* host, size_t bytes);
 Status CopyToHost(void* host, const void* device, size_t bytes);
 Status Fill(void* device, unsigned char value, size_t bytes);
 
+// A stream of the device; lives until the process ends.
+StatusOr<void*> CreateStream(int device);
+
 // Waits for everything launched on every device. Emulator: runs it; a failed check is kInternal
 // with the report.
 Status Synchronize();

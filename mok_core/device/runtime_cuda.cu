@@ -126,6 +126,15 @@ Status Fill(void* device, unsigned char value, size_t bytes) {
   return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
+StatusOr<void*> CreateStream(int device) {
+  DeviceGuard guard(device);
+  MOK_RETURN_IF_ERROR(guard.status());
+  cudaStream_t stream = nullptr;
+  MOK_RETURN_IF_ERROR(FromCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                               "cudaStreamCreateWithFlags"));
+  return static_cast<void*>(stream);
+}
+
 Status Synchronize() {
   MOK_ASSIGN_OR_RETURN(const int count, DeviceCount());
   for (int device = 0; device < count; ++device) {

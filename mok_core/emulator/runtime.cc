@@ -54,6 +54,11 @@ Status Fill(void* device, unsigned char value, size_t bytes) {
   return OkStatus();
 }
 
+StatusOr<void*> CreateStream(int /*device*/) {
+  static char* next = nullptr;  // streams are told apart by their address only
+  return static_cast<void*>(next += 16);
+}
+
 Status Synchronize() {
   const emulator::Report report = emulator::Run();
   if (report.ok) return OkStatus();

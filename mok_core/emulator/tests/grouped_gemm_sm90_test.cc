@@ -70,10 +70,10 @@ Outcome RunVariant(int bug, const Interleaving& interleaving) {
   p.c = UninitializedArray<uint16_t>(kRows * kColumns, "C");
   p.done = DeviceArray(std::vector<uint32_t>(kGroups, 0), "done");
   p.sums = UninitializedArray<float>(kGroups, "sums");
-  int another_stream = 0;
+  void* another_stream = runtime::CreateStream(0).value();
   MOK_CHECK(Launch(gg::GroupedGemmKernel(bug), p, {.blocks = 2, .name = "grouped_gemm"}).ok());
   MOK_CHECK(Launch(gg::SumGroupsKernel(bug), p,
-                   {.blocks = kGroups, .registers = 64, .stream = &another_stream, .name = "sum"})
+                   {.blocks = kGroups, .registers = 64, .stream = another_stream, .name = "sum"})
                 .ok());
   return RunAndCompare([&] { return Matches(p); });
 }

@@ -2,8 +2,6 @@
 // backends.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <random>
 #include <string>
