@@ -36,13 +36,15 @@ TEST(ThreadWorkSourceTest, StaysEmpty) {
 
 TEST(ThreadWorkSourceTest, EveryTaskExactlyOnceUnderManyThreads) {
   constexpr int kThreads = 16;
-  for (const int64_t num_tasks : {1, 15, 1000, 200'000}) {
+  for (const int64_t num_tasks : {1, 15, 1000, 100'000, 1'000'000}) {
     ThreadWorkSource source(num_tasks);
     std::vector<std::atomic<int>> claims(static_cast<size_t>(num_tasks));
     std::atomic<int> out_of_order{0};
+    std::atomic<bool> go{false};  // all start at once, or the first would take everything
     std::vector<std::thread> threads;
     for (int i = 0; i < kThreads; ++i) {
       threads.emplace_back([&] {
+        go.wait(false);
         int64_t previous = -1;
         for (int64_t task; source.Next(task); previous = task) {
           if (task <= previous) out_of_order.fetch_add(1);
@@ -50,6 +52,8 @@ TEST(ThreadWorkSourceTest, EveryTaskExactlyOnceUnderManyThreads) {
         }
       });
     }
+    go.store(true);
+    go.notify_all();
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(out_of_order.load(), 0);
     for (const std::atomic<int>& count : claims) ASSERT_EQ(count.load(), 1);
