@@ -64,9 +64,7 @@ TEST(RendezvousTest, ErrorOfOneOfferReachesAll) {
   const Status full = ResourceExhaustedError("rank 2: wanted 5, available 3");
   const auto results = Gather(
       UniqueGroupName("offer"), 4,
-      [&](int rank) {
-        return RendezvousOffer{rank, 4, 64, rank == 2 ? full : OkStatus()};
-      },
+      [&](int rank) { return RendezvousOffer{rank, 4, 64, rank == 2 ? full : OkStatus()}; },
       [](int, const Rendezvous& rendezvous) { return CheckOffers(rendezvous.Offers()); });
   for (const Status& result : results) EXPECT_EQ(result, full);
 }
@@ -74,10 +72,7 @@ TEST(RendezvousTest, ErrorOfOneOfferReachesAll) {
 TEST(RendezvousTest, VerdictOfOneRankReachesAll) {
   const Status cannot_map = ResourceExhaustedError("rank 1: cannot map");
   const auto results = Gather(
-      UniqueGroupName("verdict"), 3,
-      [](int rank) {
-        return RendezvousOffer{rank, 3, 64, kOk};
-      },
+      UniqueGroupName("verdict"), 3, [](int rank) { return RendezvousOffer{rank, 3, 64, kOk}; },
       [&](int rank, const Rendezvous&) { return rank == 1 ? cannot_map : OkStatus(); });
   for (const Status& result : results) EXPECT_EQ(result, cannot_map);
 }
@@ -85,10 +80,7 @@ TEST(RendezvousTest, VerdictOfOneRankReachesAll) {
 TEST(RendezvousTest, LongMessagesAreCutNotLost) {
   const std::string text(2000, 'm');
   const auto results = Gather(
-      UniqueGroupName("text"), 2,
-      [](int rank) {
-        return RendezvousOffer{rank, 2, 64, kOk};
-      },
+      UniqueGroupName("text"), 2, [](int rank) { return RendezvousOffer{rank, 2, 64, kOk}; },
       [&](int rank, const Rendezvous&) { return rank == 0 ? InternalError(text) : OkStatus(); });
   EXPECT_EQ(results[0].message(), text);
   EXPECT_EQ(results[1].code(), StatusCode::kInternal);

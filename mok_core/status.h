@@ -123,9 +123,9 @@ class [[nodiscard]] StatusOr {
   }
   // From anything that converts to T.
   template <class U = T>
-  requires(std::is_convertible_v<U&&, T> && !std::is_same_v<std::remove_cvref_t<U>, Status> &&
-           !std::is_same_v<std::remove_cvref_t<U>, StatusOr>) StatusOr(U&& value)
-      : value_(std::forward<U>(value)) {}  // NOLINT(runtime/explicit)
+    requires(std::is_convertible_v<U&&, T> && !std::is_same_v<std::remove_cvref_t<U>, Status> &&
+             !std::is_same_v<std::remove_cvref_t<U>, StatusOr>)
+  StatusOr(U&& value) : value_(std::forward<U>(value)) {}  // NOLINT(runtime/explicit)
 
   bool ok() const { return status_.ok(); }
   const Status& status() const { return status_; }

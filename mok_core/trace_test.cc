@@ -135,7 +135,9 @@ TEST(TraceRecorderTest, WorkersRecordAtOnceWhileSomeoneReads) {
 TEST(TraceRecorderTest, ScopedTraceRecordsItsLifetime) {
   TraceRecorder recorder(1, 4);
   const int64_t before = TraceClockNs();
-  { const ScopedTrace trace(&recorder, 0, 5, 17); }
+  {
+    const ScopedTrace trace(&recorder, 0, 5, 17);
+  }
   const int64_t after = TraceClockNs();
   ASSERT_EQ(recorder.Events(0).size(), 1u);
   const TraceEvent event = recorder.Events(0)[0];

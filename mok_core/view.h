@@ -32,7 +32,9 @@ struct MatrixView {
   }
   MOK_HOST_DEVICE constexpr bool IsContiguous() const { return row_stride == columns || rows <= 1; }
   // A writable view is usable where a read-only one is asked for.
-  MOK_HOST_DEVICE constexpr operator MatrixView<const T>() const requires(!std::is_const_v<T>) {
+  MOK_HOST_DEVICE constexpr operator MatrixView<const T>() const
+    requires(!std::is_const_v<T>)
+  {
     return {data, rows, columns, row_stride};
   }
 };
@@ -71,7 +73,8 @@ struct BasicUntypedMatrix {
     return MatrixView<Element>{static_cast<Element*>(data), rows, columns, row_stride};
   }
   MOK_HOST_DEVICE constexpr operator BasicUntypedMatrix<const void>() const
-      requires(!std::is_const_v<Void>) {
+    requires(!std::is_const_v<Void>)
+  {
     return {data, rows, columns, row_stride, dtype};
   }
 };
