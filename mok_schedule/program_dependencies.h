@@ -4,8 +4,9 @@
 // block that is the slot's n-th occupant (n = 0, 1, ...) waits for a family's counter to reach
 //     (n + 1) * s   when it needs what the other tasks of the same block have produced, and
 //     n * s         when it overwrites what they read for the previous occupant,
-// where s is the number of signals per block, that is tiles. Both are exact: no task of a later
-// occupant signals a family before the earlier occupant's signals are complete.
+// where s is the number of signals per block, that is tiles (of output, or of exchange). Both are
+// exact: no task of a later occupant signals a family before the earlier occupant's signals are
+// complete.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +45,9 @@ class DependencyList {
     const int64_t occupants = OccupantsBefore(family) + static_cast<int64_t>(occupant);
     WaitFor(family, Slot(), occupants * SignalsPerBlock(family));
   }
-  MOK_HOST_DEVICE void WaitForAllRowBlocksSent() {
-    WaitFor(CounterFamily::kRowBlocksSent, 0, program_.shape().ring.num_row_blocks);
+  MOK_HOST_DEVICE void WaitForAllSent() {
+    const ProgramShape& shape = program_.shape();
+    WaitFor(CounterFamily::kSent, 0, shape.ring.num_row_blocks * shape.exchange_tiles);
   }
   MOK_HOST_DEVICE void Signal(CounterFamily family, int64_t index) {
     result_.signals[result_.num_signals++] = program_.CounterOf(family, index);
@@ -116,7 +118,7 @@ class DependencyList {
       case CounterFamily::kInputGradDone:
         return program_.shape().hidden_tiles;
       default:
-        return 1;
+        return program_.shape().exchange_tiles;
     }
   }
 
@@ -130,7 +132,7 @@ MOK_HOST_DEVICE inline void ListBarrierDependencies(const Task& task, Dependency
     list.Signal(CounterFamily::kEntry, 0);
   } else if (task.kind == TaskKind::kExitBarrier) {
     list.WaitFor(CounterFamily::kEntry, 0, 1);  // a rank without rows sends nothing
-    list.WaitForAllRowBlocksSent();
+    list.WaitForAllSent();
     list.Signal(CounterFamily::kExit, 0);
   }
 }
@@ -155,7 +157,7 @@ MOK_HOST_DEVICE inline void ListForwardDependencies(const Task& task, Dependency
     case TaskKind::kCombine:
       list.WaitForSlot(CounterFamily::kDownDone, Occupant::kThis);  // y
       list.SignalSlot(CounterFamily::kCombined);
-      list.Signal(CounterFamily::kRowBlocksSent, 0);
+      list.Signal(CounterFamily::kSent, 0);
       break;
     default:
       break;
@@ -200,7 +202,7 @@ MOK_HOST_DEVICE inline void ListBackwardDependencies(const ProgramShape& shape, 
       // d_x, and the partial router gradients, which were complete before it.
       list.WaitForSlot(CounterFamily::kInputGradDone, Occupant::kThis);
       list.SignalSlot(CounterFamily::kReverseDispatched);
-      list.Signal(CounterFamily::kRowBlocksSent, 0);
+      list.Signal(CounterFamily::kSent, 0);
       break;
     case TaskKind::kWeightGradDown:
     case TaskKind::kWeightGradGateUp:

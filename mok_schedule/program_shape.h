@@ -19,6 +19,12 @@ struct ProgramShape {
   int32_t hidden_tiles = 1;               // of Down and InputGrad, over H, per row or token block
   int32_t weight_grad_down_tiles = 1;     // of WeightGradDown, per expert
   int32_t weight_grad_gate_up_tiles = 1;  // of WeightGradGateUp, per expert
+  // Down and InputGrad take the row blocks of a minibatch in panels of this many, tiles outer and
+  // blocks inner inside a panel, so that the first blocks can be sent before the last are computed;
+  // 0: the whole minibatch is one panel.
+  int32_t output_panel_blocks = 0;
+  int32_t exchange_tiles = 1;             // tasks that share the rows of a block in each exchange
+  int32_t token_reduce_tiles = 1;         // tasks that share the tokens of a block in TokenReduce
   int64_t token_blocks = 0;               // ceil(T / kRowBlock) of this rank's own tokens
   int32_t shared_intermediate_tiles = 0;  // of SharedGateUp and SharedDownGrad; 0: no shared expert
   int32_t shared_weight_grad_down_tiles = 0;     // 0 exactly when there is no shared expert
@@ -28,6 +34,10 @@ struct ProgramShape {
   // and the shared expert as well. The forward does not read it.
   int32_t kept_macrobatches = 1;
 
+  // Exchange tile t moves rows t * n .. t * n + n - 1 of its row block, as far as they are valid.
+  MOK_HOST_DEVICE int32_t rows_per_exchange_tile() const { return kRowBlock / exchange_tiles; }
+  // Likewise for the tokens of TokenReduce.
+  MOK_HOST_DEVICE int32_t tokens_per_reduce_tile() const { return kRowBlock / token_reduce_tiles; }
   MOK_HOST_DEVICE bool has_shared_expert() const { return shared_intermediate_tiles > 0; }
   MOK_HOST_DEVICE bool is_recomputed(int64_t macrobatch) const {
     return pass == Pass::kBackward && macrobatch >= kept_macrobatches;

@@ -2,14 +2,15 @@
 // the small piece tables. No list of tasks exists anywhere.
 //
 // The order of a pass (see task_program.h) is a list of segments in three parts:
-//   prologue   run once: the entry barrier and the shared expert;
-//   stream     repeated for every group. Group q holds the compute of minibatch q ("current") and
-//              the transfers that bring minibatch q + 1 ("next") in and minibatch q out. Group -1
-//              comes first and has only a next minibatch;
-//   epilogue   run once: the shared weight gradients, experts without rows, exit barrier,
-//   reduction.
-// A segment says which kind of task it holds, over what it runs (Span) and how many tiles each
-// element has. A queue is the same list without the segments that belong to the other queue.
+//   prologue   run once: the entry barrier and the first work on the shared expert;
+//   stream     repeated for every step. Each macrobatch has one step per minibatch; step j works on
+//              several minibatches near j, each at another stage, so that no segment needs what
+//              the segment right before it produces (see Span);
+//   epilogue   run once: the rest of the shared expert, experts without rows, exit barrier,
+//              reduction.
+// A segment says which kind of task it holds, over what it runs (Span), how many tiles each element
+// has and in which order they come. A queue is the same list without the segments that belong to
+// other queues.
 #pragma once
 
 #include <cstdint>
@@ -22,30 +23,51 @@
 
 namespace mok {
 
-// What a segment runs over.
+// What a segment runs over. Inside step j of a macrobatch of n minibatches the spans of the stream
+// are row blocks of one of its minibatches, empty where it has no such minibatch: a pipeline that
+// fills in its step 0 and drains in its step n - 1.
 enum class Span : int32_t {
-  kOnce,               // one element
-  kTokenBlocks,        // this rank's token blocks
-  kEmptyExperts,       // experts without rows
-  kCurrent,            // row blocks of the group's current minibatch
-  kCurrentRecomputed,  // the same, where its macrobatch is recomputed
-  kNext,               // row blocks of the group's next minibatch
-  kNextRecomputed,     // the same, where its macrobatch is recomputed
-  kPieces,             // pieces of the macrobatch that ends with the current minibatch
+  // Of the prologue and the epilogue.
+  kOnce,          // one element
+  kTokenBlocks,   // this rank's token blocks
+  kEmptyExperts,  // experts without rows
+  // Of the stream, in every step.
+  kBehind,     // minibatch j - 1
+  kCurrent,    // minibatch j
+  kNext,       // minibatch j + 1
+  kAfterNext,  // minibatch j + 2
+  kIncoming,   // minibatch j + kLeadMinibatches
+  // Of the stream, in one step per macrobatch.
+  kFirst,   // minibatch 0, in step 0
+  kSecond,  // minibatch 1, in step 0
+  kLast,    // minibatch n - 1, in step n - 1
+  kLeadIn,  // minibatches 0 .. kLeadMinibatches - 1 of the macrobatch that runs next; those of the
+            // first macrobatch precede the first step
+  kPieces,  // pieces of the macrobatch, in step n - 1
 };
-inline constexpr int kNumSpans = 8;
+inline constexpr int kNumSpans = 13;
+
+// How many minibatches the exchange is ahead of the compute that drains the pipeline. Compute needs
+// at least 3 (the backward recomputes two minibatches ahead).
+inline constexpr int kLeadMinibatches = 3;
 
 struct Segment {
   TaskKind kind;  // kWeightGradDown stands for its tiles followed by those of kWeightGradGateUp
   Span span;
-  int64_t tiles;  // per element of the span; 0 leaves the segment out
+  bool only_recomputed;  // empty for macrobatches that are kept
+  uint32_t queues;       // bit q: the segment belongs to queue q
+  int64_t tiles;         // per element of the span; 0 leaves the segment out
+  int64_t panel_blocks;  // order of (block, tile): blocks in panels of this many, in each panel
+                         // tiles outer and blocks inner; 1: blocks outer, tiles inner
+
+  MOK_HOST_DEVICE bool IsIn(Queue queue) const { return queues >> static_cast<int>(queue) & 1; }
 };
 
 // What a counter counts; each family has one counter per `per`.
 enum class CounterFamily : int32_t {
-  kEntry,          // per pass: 1 when the entry barrier has been passed
-  kExit,           // per pass: 1 when the exit barrier has been passed
-  kRowBlocksSent,  // per pass: finished Combine or ReverseDispatch tasks
+  kEntry,  // per pass: 1 when the entry barrier has been passed
+  kExit,   // per pass: 1 when the exit barrier has been passed
+  kSent,   // per pass: finished Combine or ReverseDispatch tasks
   // Per ring slot, forward.
   kDispatched,
   kGateUpDone,
@@ -86,7 +108,9 @@ class ProgramView {
   MOK_HOST_DEVICE const RoutingTableView& table() const { return table_; }
   MOK_HOST_DEVICE const PieceTables& pieces() const { return pieces_; }
 
-  MOK_HOST_DEVICE int64_t NumTasks(Queue queue) const;
+  MOK_HOST_DEVICE int64_t NumTasks(Queue queue) const {
+    return num_tasks_[static_cast<int>(queue)];
+  }
   // 0 <= index < NumTasks(queue).
   MOK_HOST_DEVICE Task Decode(Queue queue, int64_t index) const;
 
@@ -101,38 +125,47 @@ class ProgramView {
   MOK_HOST_DEVICE WeightGradPiece PieceOf(const Task& task) const;
 
  private:
-  static constexpr int kMaxSegments = 16;
+  static constexpr int kMaxSegments = 24;
 
-  // The minibatches a group of the stream works on; without one, its number of blocks is 0.
-  struct Group {
-    int64_t current_first = 0;
-    int64_t current_blocks = 0;
-    bool current_recomputed = false;
-    int64_t next_first = 0;
-    int64_t next_blocks = 0;
-    bool next_recomputed = false;
-    int64_t ended_macrobatch = -1;  // the macrobatch that the current minibatch ends, or -1
+  // One step of the stream. The lead-in of the first macrobatch is a step of no macrobatch.
+  struct Step {
+    int64_t macrobatch = -1;
+    int64_t index = 0;                // j; counts inside the macrobatch
+    bool is_last = false;             // of its macrobatch
+    int64_t lead_in_macrobatch = -1;  // whose lead-in belongs to this step, or -1
+  };
+  struct Blocks {
+    int64_t first = 0;
+    int64_t count = 0;
   };
 
-  MOK_HOST_DEVICE void Append(TaskKind kind, Span span, int64_t tiles) {
-    if (tiles > 0) segments_[num_segments_++] = {kind, span, tiles};
+  MOK_HOST_DEVICE void Append(TaskKind kind, Span span, int64_t tiles, int64_t panel_blocks,
+                              bool only_recomputed = false) {
+    if (tiles == 0) return;
+    uint32_t queues = 0;
+    for (int queue = 0; queue < kNumQueues; ++queue) {
+      if (IsInQueue(kind, static_cast<Queue>(queue))) queues |= 1u << queue;
+    }
+    segments_[num_segments_++] = {kind, span, only_recomputed, queues, tiles, panel_blocks};
   }
   MOK_HOST_DEVICE void ListForward();
   MOK_HOST_DEVICE void ListBackward();
+  MOK_HOST_DEVICE void SumTiles();
+  MOK_HOST_DEVICE void CountTasks();
   MOK_HOST_DEVICE void LayOutCounters();
 
   MOK_HOST_DEVICE int64_t NumPieces(int64_t macrobatch) const {
     return pieces_.piece_begin[macrobatch + 1] - pieces_.piece_begin[macrobatch];
   }
-  // Elements of a span; `group` matters to the spans of the stream only.
-  MOK_HOST_DEVICE int64_t NumElements(Span span, const Group& group) const;
-  MOK_HOST_DEVICE int64_t NumTasksOfSegments(Queue queue, int begin, int end,
-                                             const Group& group) const;
+  // Row blocks of a span of the stream, other than kPieces.
+  MOK_HOST_DEVICE Blocks BlocksOf(Span span, const Step& step) const;
+  // Elements of a segment; `step` matters to segments of the stream only.
+  MOK_HOST_DEVICE int64_t NumElements(const Segment& segment, const Step& step) const;
+  MOK_HOST_DEVICE int64_t NumTasksOfSegments(Queue queue, int begin, int end) const;
   // Finds the task with `index` among those of segments begin .. end - 1.
-  MOK_HOST_DEVICE Task DecodeSegments(Queue queue, int begin, int end, const Group& group,
+  MOK_HOST_DEVICE Task DecodeSegments(Queue queue, int begin, int end, const Step& step,
                                       int64_t index) const;
-  MOK_HOST_DEVICE Task DecodeElement(const Segment& segment, const Group& group,
-                                     int64_t index) const;
+  MOK_HOST_DEVICE Task DecodeElement(const Segment& segment, const Step& step, int64_t index) const;
   MOK_HOST_DEVICE Task BlockTask(TaskKind kind, int64_t block, int64_t tile) const;
   MOK_HOST_DEVICE Task WeightGradTask(int64_t macrobatch, int64_t piece, int64_t tile) const;
 
@@ -140,20 +173,39 @@ class ProgramView {
   MOK_HOST_DEVICE int64_t MacrobatchAt(int64_t position) const {
     return shape_.pass == Pass::kForward ? shape_.ring.num_macrobatches() - 1 - position : position;
   }
-  // Index, in the stream of a queue, of the first task of the group whose current minibatch is the
-  // first one of the macrobatch at a position. At position 0 it follows group -1; at the number of
+  MOK_HOST_DEVICE int64_t LeadInBlocks(int64_t macrobatch) const;
+  // The step of a macrobatch of `num_steps` minibatches that holds the next one's lead-in: as early
+  // as the slots have been read by earlier segments. In the forward every GateUp has run by the
+  // step before the last; in the backward the weight gradients, in the last step, read them.
+  MOK_HOST_DEVICE int64_t LeadInStep(int64_t num_steps) const {
+    const int64_t early = num_steps < 2 ? 0 : num_steps - 2;
+    return shape_.pass == Pass::kForward ? early : num_steps - 1;
+  }
+  // Tiles per element of each span, over the segments of the stream in a queue.
+  MOK_HOST_DEVICE const int64_t* SpanTiles(Queue queue, bool recomputed) const {
+    return span_tiles_[static_cast<int>(queue)][recomputed ? 1 : 0];
+  }
+  // Index, in the stream of a queue, of step 0 of the macrobatch at a position; at the number of
   // macrobatches it is the length of the stream.
   MOK_HOST_DEVICE int64_t StreamBegin(Queue queue, int64_t position) const;
-  MOK_HOST_DEVICE Group FindGroup(Queue queue, int64_t* index) const;
+  // Tasks of a macrobatch in the steps before `step`, but for the next macrobatch's lead-in.
+  MOK_HOST_DEVICE int64_t StepBegin(const int64_t* tiles, int64_t macrobatch, int64_t step) const;
+  // Finds the step that holds an index of the stream, and makes the index one inside the step.
+  MOK_HOST_DEVICE Step FindStep(Queue queue, int64_t* index) const;
 
   ProgramShape shape_;
   RoutingTableView table_ = {};
   PieceTables pieces_ = {};
   Segment segments_[kMaxSegments] = {};
   int num_segments_ = 0;
-  int stream_begin_ = 0;                            // segments before it are the prologue
-  int epilogue_begin_ = 0;                          // segments from it on are the epilogue
-  int64_t span_tiles_[kNumQueues][kNumSpans] = {};  // of the stream: tiles per element of a span
+  int stream_begin_ = 0;    // segments before it are the prologue
+  int epilogue_begin_ = 0;  // segments from it on are the epilogue
+  // [queue][recomputed][span]; in [0] the segments of recomputed macrobatches are left out.
+  int64_t span_tiles_[kNumQueues][2][kNumSpans] = {};
+  // [queue] index of the first task of the stream, of the epilogue, and the number of tasks.
+  int64_t stream_tasks_begin_[kNumQueues] = {};
+  int64_t epilogue_tasks_begin_[kNumQueues] = {};
+  int64_t num_tasks_[kNumQueues] = {};
   int32_t counter_begin_[kNumCounterFamilies + 1] = {};
 };
 

@@ -14,145 +14,196 @@ MOK_HOST_DEVICE inline ProgramView::ProgramView(const ProgramShape& shape,
   } else {
     ListBackward();
   }
-  for (int i = stream_begin_; i < epilogue_begin_; ++i) {
-    for (int queue = 0; queue < kNumQueues; ++queue) {
-      if (!IsInQueue(segments_[i].kind, static_cast<Queue>(queue))) continue;
-      span_tiles_[queue][static_cast<int>(segments_[i].span)] += segments_[i].tiles;
-    }
-  }
+  SumTiles();
+  CountTasks();
   LayOutCounters();
 }
 
 MOK_HOST_DEVICE inline void ProgramView::ListForward() {
   const int64_t shared_hidden_tiles = shape_.has_shared_expert() ? shape_.hidden_tiles : 0;
-  Append(TaskKind::kEntryBarrier, Span::kOnce, 1);
-  Append(TaskKind::kSharedGateUp, Span::kTokenBlocks, shape_.shared_intermediate_tiles);
-  Append(TaskKind::kSharedDown, Span::kTokenBlocks, shared_hidden_tiles);
+  const int64_t minibatch = shape_.ring.minibatch_blocks;
+  const int64_t output_panel =
+      shape_.output_panel_blocks > 0 ? shape_.output_panel_blocks : minibatch;
+  Append(TaskKind::kEntryBarrier, Span::kOnce, 1, 1);
+  Append(TaskKind::kSharedGateUp, Span::kTokenBlocks, shape_.shared_intermediate_tiles, minibatch);
   stream_begin_ = num_segments_;
-  Append(TaskKind::kGateUp, Span::kCurrent, shape_.intermediate_tiles);
-  Append(TaskKind::kDown, Span::kCurrent, shape_.hidden_tiles);
-  Append(TaskKind::kDispatch, Span::kNext, 1);
-  Append(TaskKind::kCombine, Span::kCurrent, 1);
+  Append(TaskKind::kGateUp, Span::kFirst, shape_.intermediate_tiles, minibatch);
+  Append(TaskKind::kGateUp, Span::kNext, shape_.intermediate_tiles, minibatch);
+  Append(TaskKind::kDispatch, Span::kIncoming, shape_.exchange_tiles, 1);
+  Append(TaskKind::kDispatch, Span::kLeadIn, shape_.exchange_tiles, 1);
+  Append(TaskKind::kCombine, Span::kBehind, shape_.exchange_tiles, 1);
+  Append(TaskKind::kDown, Span::kCurrent, shape_.hidden_tiles, output_panel);
+  Append(TaskKind::kCombine, Span::kLast, shape_.exchange_tiles, 1);
   epilogue_begin_ = num_segments_;
-  Append(TaskKind::kExitBarrier, Span::kOnce, 1);
-  Append(TaskKind::kTokenReduce, Span::kTokenBlocks, 1);
+  Append(TaskKind::kSharedDown, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+  Append(TaskKind::kExitBarrier, Span::kOnce, 1, 1);
+  Append(TaskKind::kTokenReduce, Span::kTokenBlocks, shape_.token_reduce_tiles, 1);
 }
 
 MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
-  const bool shared = shape_.has_shared_expert();
-  const int64_t shared_tiles = shape_.shared_intermediate_tiles;
-  Append(TaskKind::kEntryBarrier, Span::kOnce, 1);
-  Append(TaskKind::kSharedRecomputeGateUp, Span::kTokenBlocks,
-         shape_.is_shared_recomputed() ? shared_tiles : 0);
-  Append(TaskKind::kSharedDownGrad, Span::kTokenBlocks, shared_tiles);
-  Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared ? shape_.hidden_tiles : 0);
+  const int64_t minibatch = shape_.ring.minibatch_blocks;
+  const int64_t output_panel =
+      shape_.output_panel_blocks > 0 ? shape_.output_panel_blocks : minibatch;
+  const int64_t intermediate = shape_.intermediate_tiles;
+  const int64_t exchange = shape_.exchange_tiles;
+  const int64_t shared = shape_.shared_intermediate_tiles;
+  const int64_t shared_hidden_tiles = shape_.has_shared_expert() ? shape_.hidden_tiles : 0;
+  Append(TaskKind::kEntryBarrier, Span::kOnce, 1, 1);
+  if (shape_.is_shared_recomputed()) {
+    Append(TaskKind::kSharedRecomputeGateUp, Span::kTokenBlocks, shared, minibatch);
+  }
+  Append(TaskKind::kSharedDownGrad, Span::kTokenBlocks, shared, minibatch);
   stream_begin_ = num_segments_;
-  Append(TaskKind::kRecomputeGateUp, Span::kCurrentRecomputed, shape_.intermediate_tiles);
-  Append(TaskKind::kDownGrad, Span::kCurrent, shape_.intermediate_tiles);
-  Append(TaskKind::kInputGrad, Span::kCurrent, shape_.hidden_tiles);
-  Append(TaskKind::kWeightGradDown, Span::kPieces, shape_.weight_grad_tiles());
-  Append(TaskKind::kRecomputeDispatch, Span::kNextRecomputed, 1);
-  Append(TaskKind::kReverseCombine, Span::kNext, 1);
-  Append(TaskKind::kReverseDispatch, Span::kCurrent, 1);
+  Append(TaskKind::kRecomputeGateUp, Span::kFirst, intermediate, minibatch, true);
+  Append(TaskKind::kRecomputeGateUp, Span::kSecond, intermediate, minibatch, true);
+  Append(TaskKind::kDownGrad, Span::kFirst, intermediate, minibatch);
+  Append(TaskKind::kRecomputeGateUp, Span::kAfterNext, intermediate, minibatch, true);
+  Append(TaskKind::kDownGrad, Span::kNext, intermediate, minibatch);
+  Append(TaskKind::kRecomputeDispatch, Span::kIncoming, exchange, 1, true);
+  Append(TaskKind::kReverseCombine, Span::kIncoming, exchange, 1);
+  Append(TaskKind::kReverseDispatch, Span::kBehind, exchange, 1);
+  Append(TaskKind::kInputGrad, Span::kCurrent, shape_.hidden_tiles, output_panel);
+  Append(TaskKind::kWeightGradDown, Span::kPieces, shape_.weight_grad_tiles(), 1);
+  Append(TaskKind::kReverseDispatch, Span::kLast, exchange, 1);
+  Append(TaskKind::kRecomputeDispatch, Span::kLeadIn, exchange, 1, true);
+  Append(TaskKind::kReverseCombine, Span::kLeadIn, exchange, 1);
   epilogue_begin_ = num_segments_;
-  Append(TaskKind::kSharedWeightGradDown, Span::kOnce, shape_.shared_weight_grad_down_tiles);
-  Append(TaskKind::kSharedWeightGradGateUp, Span::kOnce, shape_.shared_weight_grad_gate_up_tiles);
-  Append(TaskKind::kWeightGradDown, Span::kEmptyExperts, shape_.weight_grad_tiles());
-  Append(TaskKind::kExitBarrier, Span::kOnce, 1);
-  Append(TaskKind::kTokenReduce, Span::kTokenBlocks, 1);
+  Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+  Append(TaskKind::kSharedWeightGradDown, Span::kOnce, shape_.shared_weight_grad_down_tiles, 1);
+  Append(TaskKind::kSharedWeightGradGateUp, Span::kOnce, shape_.shared_weight_grad_gate_up_tiles,
+         1);
+  Append(TaskKind::kWeightGradDown, Span::kEmptyExperts, shape_.weight_grad_tiles(), 1);
+  Append(TaskKind::kExitBarrier, Span::kOnce, 1, 1);
+  Append(TaskKind::kTokenReduce, Span::kTokenBlocks, shape_.token_reduce_tiles, 1);
 }
 
-MOK_HOST_DEVICE inline int64_t ProgramView::NumTasks(Queue queue) const {
-  const Group none;
-  return NumTasksOfSegments(queue, 0, stream_begin_, none) +
-         StreamBegin(queue, shape_.ring.num_macrobatches()) +
-         NumTasksOfSegments(queue, epilogue_begin_, num_segments_, none);
+MOK_HOST_DEVICE inline void ProgramView::SumTiles() {
+  for (int i = stream_begin_; i < epilogue_begin_; ++i) {
+    const Segment& segment = segments_[i];
+    for (int queue = 0; queue < kNumQueues; ++queue) {
+      if (!segment.IsIn(static_cast<Queue>(queue))) continue;
+      const int span = static_cast<int>(segment.span);
+      if (!segment.only_recomputed) span_tiles_[queue][0][span] += segment.tiles;
+      span_tiles_[queue][1][span] += segment.tiles;
+    }
+  }
+}
+
+MOK_HOST_DEVICE inline void ProgramView::CountTasks() {
+  for (int i = 0; i < kNumQueues; ++i) {
+    const auto queue = static_cast<Queue>(i);
+    stream_tasks_begin_[i] = NumTasksOfSegments(queue, 0, stream_begin_);
+    epilogue_tasks_begin_[i] =
+        stream_tasks_begin_[i] + StreamBegin(queue, shape_.ring.num_macrobatches());
+    num_tasks_[i] =
+        epilogue_tasks_begin_[i] + NumTasksOfSegments(queue, epilogue_begin_, num_segments_);
+  }
 }
 
 MOK_HOST_DEVICE inline Task ProgramView::Decode(Queue queue, int64_t index) const {
-  const Group none;
-  const int64_t prologue = NumTasksOfSegments(queue, 0, stream_begin_, none);
-  if (index < prologue) return DecodeSegments(queue, 0, stream_begin_, none, index);
-  index -= prologue;
-  const int64_t stream = StreamBegin(queue, shape_.ring.num_macrobatches());
-  if (index < stream) {
-    const Group group = FindGroup(queue, &index);
-    return DecodeSegments(queue, stream_begin_, epilogue_begin_, group, index);
+  const Step none;
+  const int64_t stream_begin = stream_tasks_begin_[static_cast<int>(queue)];
+  const int64_t epilogue_begin = epilogue_tasks_begin_[static_cast<int>(queue)];
+  if (index < stream_begin) return DecodeSegments(queue, 0, stream_begin_, none, index);
+  if (index >= epilogue_begin) {
+    return DecodeSegments(queue, epilogue_begin_, num_segments_, none, index - epilogue_begin);
   }
-  return DecodeSegments(queue, epilogue_begin_, num_segments_, none, index - stream);
+  index -= stream_begin;
+  const Step step = FindStep(queue, &index);
+  return DecodeSegments(queue, stream_begin_, epilogue_begin_, step, index);
 }
 
-MOK_HOST_DEVICE inline int64_t ProgramView::NumElements(Span span, const Group& group) const {
-  switch (span) {
+MOK_HOST_DEVICE inline ProgramView::Blocks ProgramView::BlocksOf(Span span,
+                                                                 const Step& step) const {
+  const RingPlan& ring = shape_.ring;
+  if (span == Span::kLeadIn) {
+    if (step.lead_in_macrobatch < 0) return {};
+    return {ring.first_block_of_macrobatch(step.lead_in_macrobatch),
+            LeadInBlocks(step.lead_in_macrobatch)};
+  }
+  if (step.macrobatch < 0) return {};
+  int64_t minibatch = step.index + static_cast<int>(span) - static_cast<int>(Span::kCurrent);
+  if (span == Span::kIncoming) minibatch = step.index + kLeadMinibatches;
+  if (span == Span::kFirst || span == Span::kSecond) {
+    if (step.index != 0) return {};
+    minibatch = span == Span::kFirst ? 0 : 1;
+  }
+  if (span == Span::kLast) {
+    if (!step.is_last) return {};
+    minibatch = step.index;
+  }
+  const int64_t begin = minibatch * ring.minibatch_blocks;
+  const int64_t rest = ring.blocks_in_macrobatch(step.macrobatch) - begin;
+  if (begin < 0 || rest <= 0) return {};
+  return {ring.first_block_of_macrobatch(step.macrobatch) + begin,
+          rest < ring.minibatch_blocks ? rest : ring.minibatch_blocks};
+}
+
+MOK_HOST_DEVICE inline int64_t ProgramView::NumElements(const Segment& segment,
+                                                        const Step& step) const {
+  switch (segment.span) {
     case Span::kOnce:
       return 1;
     case Span::kTokenBlocks:
       return shape_.token_blocks;
     case Span::kEmptyExperts:
       return NumPieces(shape_.ring.num_macrobatches());
-    case Span::kCurrent:
-      return group.current_blocks;
-    case Span::kCurrentRecomputed:
-      return group.current_recomputed ? group.current_blocks : 0;
-    case Span::kNext:
-      return group.next_blocks;
-    case Span::kNextRecomputed:
-      return group.next_recomputed ? group.next_blocks : 0;
     case Span::kPieces:
-      return group.ended_macrobatch < 0 ? 0 : NumPieces(group.ended_macrobatch);
+      return step.is_last ? NumPieces(step.macrobatch) : 0;
+    default:
+      break;
   }
-  return 0;
+  const int64_t macrobatch =
+      segment.span == Span::kLeadIn ? step.lead_in_macrobatch : step.macrobatch;
+  if (segment.only_recomputed && !shape_.is_recomputed(macrobatch)) return 0;
+  return BlocksOf(segment.span, step).count;
 }
 
-MOK_HOST_DEVICE inline int64_t ProgramView::NumTasksOfSegments(Queue queue, int begin, int end,
-                                                               const Group& group) const {
+MOK_HOST_DEVICE inline int64_t ProgramView::NumTasksOfSegments(Queue queue, int begin,
+                                                               int end) const {
+  const Step none;
   int64_t count = 0;
   for (int i = begin; i < end; ++i) {
-    if (!IsInQueue(segments_[i].kind, queue)) continue;
-    count += segments_[i].tiles * NumElements(segments_[i].span, group);
+    if (!segments_[i].IsIn(queue)) continue;
+    count += segments_[i].tiles * NumElements(segments_[i], none);
   }
   return count;
 }
 
 MOK_HOST_DEVICE inline Task ProgramView::DecodeSegments(Queue queue, int begin, int end,
-                                                        const Group& group, int64_t index) const {
+                                                        const Step& step, int64_t index) const {
   for (int i = begin; i < end; ++i) {
-    if (!IsInQueue(segments_[i].kind, queue)) continue;
-    const int64_t count = segments_[i].tiles * NumElements(segments_[i].span, group);
-    if (index < count) return DecodeElement(segments_[i], group, index);
+    if (!segments_[i].IsIn(queue)) continue;
+    const int64_t count = segments_[i].tiles * NumElements(segments_[i], step);
+    if (index < count) return DecodeElement(segments_[i], step, index);
     index -= count;
   }
   return {TaskKind::kExitBarrier, -1, -1, -1, -1};  // unreachable for an index in range
 }
 
-MOK_HOST_DEVICE inline Task ProgramView::DecodeElement(const Segment& segment, const Group& group,
+MOK_HOST_DEVICE inline Task ProgramView::DecodeElement(const Segment& segment, const Step& step,
                                                        int64_t index) const {
+  const int64_t tiles = segment.tiles;
   switch (segment.span) {
     case Span::kOnce:
       return {segment.kind, -1, static_cast<int32_t>(index), -1, -1};
-    case Span::kTokenBlocks: {
-      const int64_t panel_blocks = shape_.ring.minibatch_blocks;
-      const int64_t first = index / (panel_blocks * segment.tiles) * panel_blocks;
-      const int64_t rest = index - first * segment.tiles;
-      const int64_t left = shape_.token_blocks - first;
-      const int64_t blocks = left < panel_blocks ? left : panel_blocks;
-      return {segment.kind, static_cast<int32_t>(first + rest % blocks),
-              static_cast<int32_t>(rest / blocks), -1, -1};
-    }
-    case Span::kCurrent:
-    case Span::kCurrentRecomputed:
-      return BlockTask(segment.kind, group.current_first + index % group.current_blocks,
-                       index / group.current_blocks);
-    case Span::kNext:
-    case Span::kNextRecomputed:
-      return BlockTask(segment.kind, group.next_first + index % group.next_blocks,
-                       index / group.next_blocks);
     case Span::kPieces:
-      return WeightGradTask(group.ended_macrobatch, index / segment.tiles, index % segment.tiles);
+      return WeightGradTask(step.macrobatch, index / tiles, index % tiles);
     case Span::kEmptyExperts:
+      return WeightGradTask(-1, index / tiles, index % tiles);
+    default:
       break;
   }
-  return WeightGradTask(-1, index / segment.tiles, index % segment.tiles);
+  const bool tokens = segment.span == Span::kTokenBlocks;
+  const Blocks blocks = tokens ? Blocks{0, shape_.token_blocks} : BlocksOf(segment.span, step);
+  const int64_t panel_begin = index / (segment.panel_blocks * tiles) * segment.panel_blocks;
+  const int64_t in_panel = index - panel_begin * tiles;
+  const int64_t left = blocks.count - panel_begin;
+  const int64_t panel_blocks = left < segment.panel_blocks ? left : segment.panel_blocks;
+  const int64_t block = blocks.first + panel_begin + in_panel % panel_blocks;
+  const int64_t tile = in_panel / panel_blocks;
+  if (!tokens) return BlockTask(segment.kind, block, tile);
+  return {segment.kind, static_cast<int32_t>(block), static_cast<int32_t>(tile), -1, -1};
 }
 
 MOK_HOST_DEVICE inline Task ProgramView::BlockTask(TaskKind kind, int64_t block,
@@ -173,90 +224,122 @@ MOK_HOST_DEVICE inline Task ProgramView::WeightGradTask(int64_t macrobatch, int6
           static_cast<int32_t>(macrobatch)};
 }
 
+MOK_HOST_DEVICE inline int64_t ProgramView::LeadInBlocks(int64_t macrobatch) const {
+  const int64_t blocks = shape_.ring.blocks_in_macrobatch(macrobatch);
+  const int64_t lead = kLeadMinibatches * shape_.ring.minibatch_blocks;
+  return blocks < lead ? blocks : lead;
+}
+
 MOK_HOST_DEVICE inline int64_t ProgramView::StreamBegin(Queue queue, int64_t position) const {
   const RingPlan& ring = shape_.ring;
   const int64_t num_macrobatches = ring.num_macrobatches();
   if (num_macrobatches == 0) return 0;
-  // Row blocks that have been current, and that have been next, when the group begins.
-  int64_t current = position * ring.macrobatch_blocks;
+  // Row blocks that are done with, and those that have come in, when the step begins.
+  int64_t done = position * ring.macrobatch_blocks;
   if (position > 0 && (shape_.pass == Pass::kForward || position == num_macrobatches)) {
     // The one macrobatch that may be short, the last, has run.
-    current -= ring.macrobatch_blocks - ring.blocks_in_macrobatch(num_macrobatches - 1);
+    done -= ring.macrobatch_blocks - ring.blocks_in_macrobatch(num_macrobatches - 1);
   }
-  int64_t next = current;
-  if (position < num_macrobatches) next += ring.blocks_in_minibatch(MacrobatchAt(position), 0);
-  // Those of them that are recomputed: all but the kept ones, which run first. (In the forward no
-  // segment has a recomputed span.)
+  const int64_t incoming =
+      position < num_macrobatches ? done + LeadInBlocks(MacrobatchAt(position)) : done;
+  // Those of them that are kept: they run first. (Nothing is recomputed in the forward.)
   const int64_t kept = shape_.kept_macrobatches * ring.macrobatch_blocks;
-  const int64_t current_recomputed = current > kept ? current - kept : 0;
-  const int64_t next_recomputed = next > kept ? next - kept : 0;
-  const int64_t* tiles = span_tiles_[static_cast<int>(queue)];
-  int64_t begin = tiles[static_cast<int>(Span::kCurrent)] * current +
-                  tiles[static_cast<int>(Span::kCurrentRecomputed)] * current_recomputed +
-                  tiles[static_cast<int>(Span::kNext)] * next +
-                  tiles[static_cast<int>(Span::kNextRecomputed)] * next_recomputed;
+  const int64_t blocks[2] = {done < kept ? done : kept, done > kept ? done - kept : 0};
+  const int64_t leads[2] = {incoming < kept ? incoming : kept,
+                            incoming > kept ? incoming - kept : 0};
+  int64_t begin = 0;
+  for (int recomputed = 0; recomputed < 2; ++recomputed) {
+    const int64_t* tiles = SpanTiles(queue, recomputed != 0);
+    // Every kind that runs over the row blocks is in one of these spans, and in others only to fill
+    // or drain the pipeline.
+    begin += blocks[recomputed] *
+             (tiles[static_cast<int>(Span::kBehind)] + tiles[static_cast<int>(Span::kCurrent)] +
+              tiles[static_cast<int>(Span::kNext)] + tiles[static_cast<int>(Span::kAfterNext)]);
+    begin += leads[recomputed] * tiles[static_cast<int>(Span::kIncoming)];
+  }
   if (shape_.pass == Pass::kBackward) {
-    begin += tiles[static_cast<int>(Span::kPieces)] * pieces_.piece_begin[position];
+    begin +=
+        SpanTiles(queue, false)[static_cast<int>(Span::kPieces)] * pieces_.piece_begin[position];
   }
   return begin;
 }
 
-// Replaces the index in the stream by the index in the group. All groups of a macrobatch but the
-// last two have the same number of tasks, so after the macrobatch only a division is left.
-MOK_HOST_DEVICE inline ProgramView::Group ProgramView::FindGroup(Queue queue,
-                                                                 int64_t* index) const {
+MOK_HOST_DEVICE inline int64_t ProgramView::StepBegin(const int64_t* tiles, int64_t macrobatch,
+                                                      int64_t step) const {
+  if (step == 0) return 0;
+  const int64_t minibatch = shape_.ring.minibatch_blocks;
+  const int64_t end = shape_.ring.blocks_in_macrobatch(macrobatch);
+  // Row blocks of the first minibatches of the macrobatch.
+  const auto blocks_of = [=](int64_t minibatches) {
+    return minibatches * minibatch < end ? minibatches * minibatch : end;
+  };
+  const auto tiles_of = [=](Span span) { return tiles[static_cast<int>(span)]; };
+  return tiles_of(Span::kFirst) * blocks_of(1) +
+         tiles_of(Span::kSecond) * (blocks_of(2) - blocks_of(1)) +
+         tiles_of(Span::kBehind) * blocks_of(step - 1) +
+         tiles_of(Span::kCurrent) * blocks_of(step) +
+         tiles_of(Span::kNext) * (blocks_of(step + 1) - blocks_of(1)) +
+         tiles_of(Span::kAfterNext) * (blocks_of(step + 2) - blocks_of(2)) +
+         tiles_of(Span::kIncoming) *
+             (blocks_of(step + kLeadMinibatches) - blocks_of(kLeadMinibatches));
+}
+
+MOK_HOST_DEVICE inline ProgramView::Step ProgramView::FindStep(Queue queue, int64_t* index) const {
   const RingPlan& ring = shape_.ring;
   const int64_t num_macrobatches = ring.num_macrobatches();
-  Group group;
-  int64_t next_macrobatch = MacrobatchAt(0);
-  int64_t next_minibatch = 0;
-  if (*index >= StreamBegin(queue, 0)) {
-    int64_t position = 0;
-    for (int64_t end = num_macrobatches; end - position > 1;) {
-      const int64_t middle = (position + end) / 2;
-      if (*index < StreamBegin(queue, middle)) {
-        end = middle;
-      } else {
-        position = middle;
-      }
-    }
-    *index -= StreamBegin(queue, position);
-
-    const int64_t macrobatch = MacrobatchAt(position);
-    const bool recomputed = shape_.is_recomputed(macrobatch);
-    const int64_t* tiles = span_tiles_[static_cast<int>(queue)];
-    const int64_t current_tiles =
-        tiles[static_cast<int>(Span::kCurrent)] +
-        (recomputed ? tiles[static_cast<int>(Span::kCurrentRecomputed)] : 0);
-    const int64_t next_tiles = tiles[static_cast<int>(Span::kNext)] +
-                               (recomputed ? tiles[static_cast<int>(Span::kNextRecomputed)] : 0);
-    const int64_t last = ring.minibatches_in_macrobatch(macrobatch) - 1;
-    const int64_t group_tasks = ring.minibatch_blocks * (current_tiles + next_tiles);
-    // Before the last group, all minibatches but the last were current, all but the first next.
-    const int64_t last_begin =
-        last * ring.minibatch_blocks * current_tiles +
-        (ring.blocks_in_macrobatch(macrobatch) - ring.blocks_in_minibatch(macrobatch, 0)) *
-            next_tiles;
-    const bool in_last = *index >= last_begin;
-    const int64_t minibatch = in_last ? last : *index / group_tasks;
-    *index -= in_last ? last_begin : minibatch * group_tasks;
-
-    group.current_first = ring.first_block_of_minibatch(macrobatch, minibatch);
-    group.current_blocks = ring.blocks_in_minibatch(macrobatch, minibatch);
-    group.current_recomputed = recomputed;
-    if (in_last) group.ended_macrobatch = macrobatch;
-    next_macrobatch = macrobatch;
-    next_minibatch = minibatch + 1;
-    if (in_last) {
-      if (position + 1 == num_macrobatches) return group;
-      next_macrobatch = MacrobatchAt(position + 1);
-      next_minibatch = 0;
+  Step step;
+  if (*index < StreamBegin(queue, 0)) {
+    step.lead_in_macrobatch = MacrobatchAt(0);
+    return step;
+  }
+  int64_t position = 0;
+  for (int64_t end = num_macrobatches; end - position > 1;) {
+    const int64_t middle = (position + end) / 2;
+    if (*index < StreamBegin(queue, middle)) {
+      end = middle;
+    } else {
+      position = middle;
     }
   }
-  group.next_first = ring.first_block_of_minibatch(next_macrobatch, next_minibatch);
-  group.next_blocks = ring.blocks_in_minibatch(next_macrobatch, next_minibatch);
-  group.next_recomputed = shape_.is_recomputed(next_macrobatch);
-  return group;
+  *index -= StreamBegin(queue, position);
+
+  const int64_t macrobatch = MacrobatchAt(position);
+  const int64_t next = position + 1 < num_macrobatches ? MacrobatchAt(position + 1) : -1;
+  const int64_t* tiles = SpanTiles(queue, shape_.is_recomputed(macrobatch));
+  const int64_t num_steps = ring.minibatches_in_macrobatch(macrobatch);
+  const int64_t lead_in_step = LeadInStep(num_steps);
+  int64_t lead_in_tasks = 0;
+  if (next >= 0) {
+    lead_in_tasks = LeadInBlocks(next) *
+                    SpanTiles(queue, shape_.is_recomputed(next))[static_cast<int>(Span::kLeadIn)];
+  }
+  const auto begin_of = [&](int64_t j) {
+    return StepBegin(tiles, macrobatch, j) + (j > lead_in_step ? lead_in_tasks : 0);
+  };
+  int64_t j = 0;
+  const int64_t second_begin = begin_of(1);
+  if (num_steps > 1 && *index >= second_begin) {
+    // Steps 1 to num_steps - kLeadMinibatches - 2 are equally long: all their spans are full
+    // minibatches. That leaves a few steps at the end to try.
+    const int64_t irregular =
+        num_steps > kLeadMinibatches + 2 ? num_steps - kLeadMinibatches - 1 : 1;
+    int64_t step_tasks = 0;
+    for (int span = static_cast<int>(Span::kBehind); span <= static_cast<int>(Span::kIncoming);
+         ++span) {
+      step_tasks += tiles[span] * ring.minibatch_blocks;
+    }
+    j = 1 + (*index - second_begin) / step_tasks;
+    if (j >= irregular) {
+      j = num_steps - 1;
+      while (j > irregular && *index < begin_of(j)) --j;
+    }
+  }
+  if (j > 0) *index -= begin_of(j);
+  step.macrobatch = macrobatch;
+  step.index = j;
+  step.is_last = j == num_steps - 1;
+  if (j == lead_in_step) step.lead_in_macrobatch = next;
+  return step;
 }
 
 MOK_HOST_DEVICE inline WeightGradPiece ProgramView::PieceOf(const Task& task) const {
@@ -280,7 +363,7 @@ MOK_HOST_DEVICE inline void ProgramView::LayOutCounters() {
   for (int i = 0; i < kNumCounterFamilies; ++i) {
     const auto family = static_cast<CounterFamily>(i);
     counter_begin_[i] = static_cast<int32_t>(begin);
-    if (family <= CounterFamily::kRowBlocksSent) {
+    if (family <= CounterFamily::kSent) {
       begin += 1;
     } else if (family <= CounterFamily::kCombined) {
       begin += forward ? slots : 0;

@@ -9,25 +9,34 @@ namespace mok {
 
 enum class Pass : int32_t { kForward, kBackward };
 
-// Compute and communication workers take tasks from two queues; where one worker does both, it
-// takes them from the merged queue. The two queues are subsequences of the merged one.
-enum class Queue : int32_t { kCompute, kCommunication, kMerged };
-inline constexpr int kNumQueues = 3;
+// Every queue is a subsequence of the merged one. Workers of one kind each take the tasks of one
+// queue; a program is executed by kMerged alone, by kCompute and kCommunication, or by kCompute,
+// kPull and kPush.
+enum class Queue : int32_t {
+  kCompute,
+  kCommunication,
+  kMerged,
+  kPull,  // of kCommunication: what brings rows in, and the entry barrier
+  kPush,  // of kCommunication: what sends rows out, and the exit barrier
+};
+inline constexpr int kNumQueues = 5;
 
 enum class TaskKind : int32_t {
   // Communication, both passes.
   kEntryBarrier,  // peers' inputs are in place, nobody still reads last pass's buffers
   kExitBarrier,   // all pushes of this pass, from every rank, have landed
-  // Communication, forward. One task is one row block.
+  // Communication, forward. One task is one exchange tile: an equal part of the rows of a row
+  // block.
   kDispatch,  // pull the tokens of a row block into its ring slot
   kCombine,   // push the rows of y to their source ranks
-  // Compute, forward. One task is one output tile of one row block (of one token block).
+  // Compute, forward. One task is one output tile of one row block (of one token block), or, for
+  // kTokenReduce, an equal part of the tokens of a token block.
   kGateUp,        // g, u and h = silu(g) * u
   kDown,          // y
   kTokenReduce,   // sum of a token block's routes (and shared expert) into the output; both passes
   kSharedGateUp,  // the shared expert's g, u and h
   kSharedDown,    // the shared expert's y
-  // Communication, backward.
+  // Communication, backward. One task is one exchange tile.
   kRecomputeDispatch,  // pull the tokens again: the forward's ring does not hold them any more
   kReverseCombine,     // pull the (unweighted) output gradients of a row block's tokens
   kReverseDispatch,    // push input gradients and router weight gradients to their source ranks
@@ -48,30 +57,38 @@ inline constexpr int kNumTaskKinds = 22;
 // "GateUp" for kGateUp; "Unknown" for a value that is no kind.
 const char* TaskKindName(TaskKind kind);
 
-MOK_HOST_DEVICE constexpr bool IsCommunication(TaskKind kind) {
-  switch (kind) {
-    case TaskKind::kEntryBarrier:
-    case TaskKind::kExitBarrier:
-    case TaskKind::kDispatch:
-    case TaskKind::kCombine:
-    case TaskKind::kRecomputeDispatch:
-    case TaskKind::kReverseCombine:
-    case TaskKind::kReverseDispatch:
-      return true;
-    default:
-      return false;
-  }
+MOK_HOST_DEVICE constexpr bool IsPull(TaskKind kind) {
+  return kind == TaskKind::kEntryBarrier || kind == TaskKind::kDispatch ||
+         kind == TaskKind::kRecomputeDispatch || kind == TaskKind::kReverseCombine;
+}
+
+MOK_HOST_DEVICE constexpr bool IsPush(TaskKind kind) {
+  return kind == TaskKind::kExitBarrier || kind == TaskKind::kCombine ||
+         kind == TaskKind::kReverseDispatch;
 }
 
 MOK_HOST_DEVICE constexpr bool IsInQueue(TaskKind kind, Queue queue) {
-  return queue == Queue::kMerged || IsCommunication(kind) == (queue == Queue::kCommunication);
+  switch (queue) {
+    case Queue::kCompute:
+      return !IsPull(kind) && !IsPush(kind);
+    case Queue::kCommunication:
+      return IsPull(kind) || IsPush(kind);
+    case Queue::kMerged:
+      return true;
+    case Queue::kPull:
+      return IsPull(kind);
+    case Queue::kPush:
+      return IsPush(kind);
+  }
+  return false;
 }
 
 struct Task {
   TaskKind kind;
   int32_t block;       // row block of the table (routed kinds), token block of 128 tokens (shared
                        // kinds and kTokenReduce); -1: barriers and weight gradients
-  int32_t tile;        // output tile of the block or of the weight gradient; 0 where only one
+  int32_t tile;        // output or exchange tile of the block, part of its tokens, or tile of the
+                       // weight gradient; 0 where there is only one
   int32_t expert;      // local expert (routed kinds and routed weight gradients); else -1
   int32_t macrobatch;  // of the block or of the weight gradient's rows; -1: no routed rows
 };

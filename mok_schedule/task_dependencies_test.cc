@@ -79,20 +79,23 @@ TEST(TaskDependenciesTest, CountersHaveDistinctNames) {
   }
 }
 
-// A random number of workers, of one or two queues.
+// A random number of workers, of one, two or three queues.
 SimulationOptions RandomWorkers(std::mt19937_64& random, int most) {
   SimulationOptions options;
   options.adversary = kAdversaries[Uniform(random, 0, std::size(kAdversaries) - 1)];
   options.num_compute_workers = static_cast<int>(Uniform(random, 1, most));
   options.num_communication_workers =
       static_cast<int>(std::max<int64_t>(0, Uniform(random, -2, most)));
+  if (options.num_communication_workers > 0 && Uniform(random, 0, 1) == 0) {
+    options.num_push_workers = static_cast<int>(Uniform(random, 1, most));
+  }
   return options;
 }
 
 std::string Text(const SimulationOptions& options) {
   return StrCat("adversary ", static_cast<int>(options.adversary), ", ",
-                options.num_compute_workers, " compute and ", options.num_communication_workers,
-                " communication workers");
+                options.num_compute_workers, " compute, ", options.num_communication_workers,
+                " communication and ", options.num_push_workers, " push workers");
 }
 
 TEST(TaskDependenciesTest, NoInterleavingDeadlocksOrReadsWrongData) {
@@ -123,8 +126,11 @@ TEST(TaskDependenciesTest, EveryNumberOfWorkersFinishes) {
       for (int compute = 1; compute <= 8; ++compute) {
         for (int communication = 0; communication <= 8; ++communication) {
           for (const Adversary adversary : kAdversaries) {
-            const SimulationOptions options = {adversary, compute, communication, nullptr};
-            ASSERT_EQ(Simulate(program, options, random), "") << Text(options);
+            for (const int push : {0, 1, 3}) {
+              if (communication == 0 && push > 0) continue;
+              const SimulationOptions options = {adversary, compute, communication, push, nullptr};
+              ASSERT_EQ(Simulate(program, options, random), "") << Text(options);
+            }
           }
         }
       }
@@ -159,7 +165,7 @@ const std::set<WaitClass> kForwardWaits = {
     {K::kGateUp, F::kDispatched, false}, {K::kGateUp, F::kDownDone, false},
     {K::kDown, F::kGateUpDone, false},   {K::kDown, F::kCombined, false},
     {K::kCombine, F::kDownDone, false},  {K::kSharedDown, F::kSharedGateUpDone, false},
-    {K::kExitBarrier, F::kEntry, false}, {K::kExitBarrier, F::kRowBlocksSent, false},
+    {K::kExitBarrier, F::kEntry, false}, {K::kExitBarrier, F::kSent, false},
     {K::kTokenReduce, F::kExit, false},  {K::kTokenReduce, F::kSharedDownDone, false},
 };
 
@@ -185,7 +191,7 @@ const std::set<WaitClass> kBackwardWaits = {
     {K::kSharedWeightGradDown, F::kSharedDownGradDone, false},
     {K::kSharedWeightGradGateUp, F::kSharedDownGradDone, false},
     {K::kExitBarrier, F::kEntry, false},
-    {K::kExitBarrier, F::kRowBlocksSent, false},
+    {K::kExitBarrier, F::kSent, false},
     {K::kTokenReduce, F::kExit, false},
     {K::kTokenReduce, F::kSharedInputGradDone, false},
 };
@@ -295,7 +301,7 @@ TEST(TaskDependenciesTest, CarryBufferWaitsForAnOwnerOfLongAgo) {
   EXPECT_EQ(wait.first_counter, program.view().CounterOf(CounterFamily::kWeightGradDone, 0));
   EXPECT_EQ(wait.target, 4u);  // two tiles of two pieces
 
-  SimulationOptions options = {Adversary::kStarveTasks, 24, 24, nullptr};
+  SimulationOptions options = {Adversary::kStarveTasks, 24, 24, 0, nullptr};
   int64_t num_noticed = 0;
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     std::mt19937_64 random(seed);

@@ -17,6 +17,13 @@ Status CheckRange(const char* field, int64_t value, int64_t smallest, int64_t la
                               ", got ", value);
 }
 
+// Parts into which the rows of a block can be split equally.
+Status CheckParts(const char* field, int64_t value) {
+  if (value >= 1 && value <= kRowBlock && kRowBlock % value == 0) return OkStatus();
+  return InvalidArgumentError("ProgramShape.", field, ": expected a divisor of ", kRowBlock,
+                              ", got ", value);
+}
+
 Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
   MOK_RETURN_IF_ERROR(
       CheckRange("ring.num_row_blocks", shape.ring.num_row_blocks, 0, kMaxInt32 / kRowBlock));
@@ -26,6 +33,9 @@ Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
       CheckRange("ring.macrobatch_blocks", shape.ring.macrobatch_blocks, 1, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckRange("intermediate_tiles", shape.intermediate_tiles, 1, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckRange("hidden_tiles", shape.hidden_tiles, 1, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("output_panel_blocks", shape.output_panel_blocks, 0, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckParts("exchange_tiles", shape.exchange_tiles));
+  MOK_RETURN_IF_ERROR(CheckParts("token_reduce_tiles", shape.token_reduce_tiles));
   MOK_RETURN_IF_ERROR(CheckRange("token_blocks", shape.token_blocks, 0, kMaxInt32 / kRowBlock));
   MOK_RETURN_IF_ERROR(
       CheckRange("shared_intermediate_tiles", shape.shared_intermediate_tiles, 0, kMaxInt32));
@@ -98,7 +108,7 @@ const char* TaskKindName(TaskKind kind) {
 const char* CounterFamilyName(CounterFamily family) {
   static constexpr const char* kNames[kNumCounterFamilies] = {"Entry",
                                                               "Exit",
-                                                              "RowBlocksSent",
+                                                              "Sent",
                                                               "Dispatched",
                                                               "GateUpDone",
                                                               "DownDone",

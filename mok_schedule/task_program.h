@@ -1,22 +1,36 @@
 // The task program: the total order of the tasks of a pass and their dependencies, as functions.
 //
-// Forward (q runs over minibatches; macrobatches from the last to the first, so that at the end the
-// ring holds macrobatch 0, which the backward needs first; minibatches ascending inside):
-//     EntryBarrier, SharedGateUp*, SharedDown*, Dispatch(q0),
-//     for q: GateUp(q), Down(q), Dispatch(q+1), Combine(q);
-//     ExitBarrier, TokenReduce*
-// Backward (macrobatches ascending; [ ] only where macrobatch or shared expert is recomputed):
-//     EntryBarrier, [SharedRecomputeGateUp*], SharedDownGrad*, SharedInputGrad*,
-//     [RecomputeDispatch(q0)], ReverseCombine(q0),
-//     for q: [RecomputeGateUp(q)], DownGrad(q), InputGrad(q),
-//            where q ends a macrobatch: WeightGradDown*, WeightGradGateUp* of each piece,
-//            [RecomputeDispatch(q+1)], ReverseCombine(q+1), ReverseDispatch(q);
-//     SharedWeightGradDown*, SharedWeightGradGateUp*, WeightGrad* of experts without rows,
-//     ExitBarrier, TokenReduce*
-// Inside a minibatch tiles are the outer loop and row blocks the inner one, so that a tile's
-// weights stay in cache; token blocks of the shared expert are taken in groups of the same size.
+// Both passes stream the row blocks through the ring macrobatch by macrobatch. Inside a macrobatch
+// they are a software pipeline over its minibatches 0 .. n - 1, so that no tile needs what the
+// tiles right before it produce; the pipeline drains at the end of each macrobatch, whose slots the
+// next one takes over. Terms of a minibatch that does not exist are empty; lead-in(m) brings in the
+// first three minibatches of macrobatch m.
 //
-// Two queues, compute and communication, are the subsequences of this order. Invariants (tested):
+// Forward (macrobatches from the last to the first, so that at the end the ring holds macrobatch 0,
+// which the backward needs first):
+//     EntryBarrier, SharedGateUp*, lead-in(first macrobatch),
+//     for each macrobatch: GateUp(0),
+//         for j: GateUp(j+1), Dispatch(j+3), {j = max(n-2, 0): lead-in(next macrobatch)},
+//                Combine(j-1), Down(j);
+//         Combine(n-1);
+//     SharedDown*, ExitBarrier, TokenReduce*
+// Backward (macrobatches ascending; [ ] only where macrobatch or shared expert is recomputed):
+//     EntryBarrier, [SharedRecomputeGateUp*], SharedDownGrad*, lead-in(0),
+//     for each macrobatch: [RecomputeGateUp(0), RecomputeGateUp(1)], DownGrad(0),
+//         for j: [RecomputeGateUp(j+2)], DownGrad(j+1),
+//                [RecomputeDispatch(j+3)], ReverseCombine(j+3), ReverseDispatch(j-1), InputGrad(j);
+//         WeightGradDown*, WeightGradGateUp* of each piece, ReverseDispatch(n-1),
+//         lead-in(next macrobatch);
+//     SharedInputGrad*, SharedWeightGradDown*, SharedWeightGradGateUp*,
+//     WeightGrad* of experts without rows, ExitBarrier, TokenReduce*
+// The shared expert's first stage runs while the first rows come in, its second stage while the
+// last rows leave.
+//
+// Inside a minibatch tiles are the outer loop and row blocks the inner one, so that a tile's
+// weights stay in cache (Down and InputGrad: in panels, see ProgramShape); token blocks of the
+// shared expert are taken in groups of the size of a minibatch. Exchanges go block by block.
+//
+// The queues are subsequences of this order. Invariants (tested):
 //  - a task waits only for tasks that precede it in the merged order, so that any number of
 //    workers >= 1 per queue, each taking the next task and finishing it, cannot deadlock;
 //  - between the barriers no rank waits for another rank;

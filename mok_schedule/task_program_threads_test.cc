@@ -2,6 +2,7 @@
 // sees every access that the program's waits and signals do not order.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -37,18 +38,23 @@ class ThreadedRun {
         counters_(program.NumCounters()),
         deadline_(std::chrono::steady_clock::now() + std::chrono::seconds(60)) {}
 
-  // With no communication workers all threads share the merged queue. The first error, or "".
-  std::string Run(int num_compute, int num_communication) {
-    const Queue queue = num_communication == 0 ? Queue::kMerged : Queue::kCompute;
-    ThreadWorkSource compute(program_.NumTasks(queue));
-    ThreadWorkSource communication(program_.NumTasks(Queue::kCommunication));
+  // With no communication threads all threads share the merged queue; with push threads the
+  // communication threads pull. The first error, or "".
+  std::string Run(int num_compute, int num_communication, int num_push) {
+    const Queue compute_queue = num_communication == 0 ? Queue::kMerged : Queue::kCompute;
+    const Queue communication_queue = num_push == 0 ? Queue::kCommunication : Queue::kPull;
+    ThreadWorkSource compute(program_.NumTasks(compute_queue));
+    ThreadWorkSource communication(program_.NumTasks(communication_queue));
+    ThreadWorkSource push(program_.NumTasks(Queue::kPush));
     std::vector<std::thread> threads;
-    for (int i = 0; i < num_compute; ++i) {
-      threads.emplace_back([&, queue] { Work(queue, compute); });
-    }
-    for (int i = 0; i < num_communication; ++i) {
-      threads.emplace_back([&] { Work(Queue::kCommunication, communication); });
-    }
+    const auto start = [&](int count, Queue queue, ThreadWorkSource& source) {
+      for (int i = 0; i < count; ++i) {
+        threads.emplace_back([this, queue, &source] { Work(queue, source); });
+      }
+    };
+    start(num_compute, compute_queue, compute);
+    start(num_communication, communication_queue, communication);
+    start(num_push, Queue::kPush, push);
     for (std::thread& thread : threads) thread.join();
     for (const Access& access : effects_.FinalLabels()) {
       if (labels_[access.cell] != access.label) Fail(Text("the end", access));
@@ -112,9 +118,11 @@ TEST(TaskProgramThreadsTest, RandomProgramsOnRandomNumbersOfThreads) {
     const TaskProgram program = program_case.Create();
     const int num_compute = static_cast<int>(Uniform(random, 1, 5));
     const int num_communication = static_cast<int>(Uniform(random, 0, 3));
-    ASSERT_EQ(ThreadedRun(program).Run(num_compute, num_communication), "")
-        << num_compute << " + " << num_communication << " threads, seed " << seed << ": "
-        << program_case.Description();
+    const int num_push =
+        num_communication == 0 ? 0 : static_cast<int>(std::max<int64_t>(0, Uniform(random, -2, 2)));
+    ASSERT_EQ(ThreadedRun(program).Run(num_compute, num_communication, num_push), "")
+        << num_compute << " + " << num_communication << " + " << num_push << " threads, seed "
+        << seed << ": " << program_case.Description();
   }
 }
 

@@ -8,10 +8,11 @@
 namespace mok::testing {
 namespace {
 
-struct Minibatch {
-  int macrobatch;
-  std::vector<int> blocks;
-  bool ends_macrobatch;
+using Blocks = std::vector<int>;
+
+struct Macrobatch {
+  int index;
+  std::vector<Blocks> minibatches;
 };
 
 class NaiveOrder {
@@ -19,35 +20,28 @@ class NaiveOrder {
   explicit NaiveOrder(const ProgramCase& program_case)
       : shape_(program_case.shape), table_(program_case.table) {
     for (int block = 0; block < static_cast<int>(table_.block_expert.size()); ++block) {
-      const int macrobatch = block / static_cast<int>(shape_.ring.macrobatch_blocks);
-      const bool new_macrobatch =
-          minibatches_.empty() || minibatches_.back().macrobatch != macrobatch;
-      if (new_macrobatch && !minibatches_.empty()) minibatches_.back().ends_macrobatch = true;
-      if (new_macrobatch ||
-          static_cast<int64_t>(minibatches_.back().blocks.size()) == shape_.ring.minibatch_blocks) {
-        minibatches_.push_back({macrobatch, {}, false});
+      const int index = block / static_cast<int>(shape_.ring.macrobatch_blocks);
+      if (macrobatches_.empty() || macrobatches_.back().index != index) {
+        macrobatches_.push_back({index, {}});
       }
-      minibatches_.back().blocks.push_back(block);
+      std::vector<Blocks>& minibatches = macrobatches_.back().minibatches;
+      if (minibatches.empty() ||
+          static_cast<int64_t>(minibatches.back().size()) == shape_.ring.minibatch_blocks) {
+        minibatches.emplace_back();
+      }
+      minibatches.back().push_back(block);
     }
-    if (!minibatches_.empty()) minibatches_.back().ends_macrobatch = true;
   }
 
   std::vector<Task> Forward() {
-    std::stable_sort(
-        minibatches_.begin(), minibatches_.end(),
-        [](const Minibatch& a, const Minibatch& b) { return a.macrobatch > b.macrobatch; });
+    std::reverse(macrobatches_.begin(), macrobatches_.end());
     Add(TaskKind::kEntryBarrier);
     AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles);
+    AddLeadIn(0);
+    for (size_t m = 0; m < macrobatches_.size(); ++m) ForwardMacrobatch(m);
     AddTokenBlocks(TaskKind::kSharedDown, shape_.has_shared_expert() ? shape_.hidden_tiles : 0);
-    if (!minibatches_.empty()) AddBlocks(TaskKind::kDispatch, minibatches_[0], 1);
-    for (size_t i = 0; i < minibatches_.size(); ++i) {
-      AddBlocks(TaskKind::kGateUp, minibatches_[i], shape_.intermediate_tiles);
-      AddBlocks(TaskKind::kDown, minibatches_[i], shape_.hidden_tiles);
-      if (i + 1 < minibatches_.size()) AddBlocks(TaskKind::kDispatch, minibatches_[i + 1], 1);
-      AddBlocks(TaskKind::kCombine, minibatches_[i], 1);
-    }
     Add(TaskKind::kExitBarrier);
-    AddTokenBlocks(TaskKind::kTokenReduce, 1);
+    AddTokenParts();
     return tasks_;
   }
 
@@ -57,20 +51,10 @@ class NaiveOrder {
       AddTokenBlocks(TaskKind::kSharedRecomputeGateUp, shape_.shared_intermediate_tiles);
     }
     AddTokenBlocks(TaskKind::kSharedDownGrad, shape_.shared_intermediate_tiles);
+    AddLeadIn(0);
+    for (size_t m = 0; m < macrobatches_.size(); ++m) BackwardMacrobatch(m);
     AddTokenBlocks(TaskKind::kSharedInputGrad,
                    shape_.has_shared_expert() ? shape_.hidden_tiles : 0);
-    if (!minibatches_.empty()) AddIncoming(minibatches_[0]);
-    for (size_t i = 0; i < minibatches_.size(); ++i) {
-      const Minibatch& minibatch = minibatches_[i];
-      if (minibatch.macrobatch >= shape_.kept_macrobatches) {
-        AddBlocks(TaskKind::kRecomputeGateUp, minibatch, shape_.intermediate_tiles);
-      }
-      AddBlocks(TaskKind::kDownGrad, minibatch, shape_.intermediate_tiles);
-      AddBlocks(TaskKind::kInputGrad, minibatch, shape_.hidden_tiles);
-      if (minibatch.ends_macrobatch) AddPieces(minibatch.macrobatch);
-      if (i + 1 < minibatches_.size()) AddIncoming(minibatches_[i + 1]);
-      AddBlocks(TaskKind::kReverseDispatch, minibatch, 1);
-    }
     for (int tile = 0; tile < shape_.shared_weight_grad_down_tiles; ++tile) {
       Add(TaskKind::kSharedWeightGradDown, -1, tile);
     }
@@ -81,11 +65,62 @@ class NaiveOrder {
       if (table_.expert_rows[expert] == 0) AddWeightGrad(expert, -1);
     }
     Add(TaskKind::kExitBarrier);
-    AddTokenBlocks(TaskKind::kTokenReduce, 1);
+    AddTokenParts();
     return tasks_;
   }
 
  private:
+  // Minibatch j of macrobatch number m of the execution order; empty where there is none.
+  Blocks Minibatch(size_t m, int j) const {
+    const std::vector<Blocks>& minibatches = macrobatches_[m].minibatches;
+    return j >= 0 && j < static_cast<int>(minibatches.size()) ? minibatches[j] : Blocks();
+  }
+
+  void ForwardMacrobatch(size_t m) {
+    const int n = static_cast<int>(macrobatches_[m].minibatches.size());
+    AddOutputTiles(TaskKind::kGateUp, Minibatch(m, 0), shape_.intermediate_tiles);
+    for (int j = 0; j < n; ++j) {
+      AddOutputTiles(TaskKind::kGateUp, Minibatch(m, j + 1), shape_.intermediate_tiles);
+      AddExchange(TaskKind::kDispatch, Minibatch(m, j + 3));
+      if (j == std::max(0, n - 2)) AddLeadIn(m + 1);
+      AddExchange(TaskKind::kCombine, Minibatch(m, j - 1));
+      AddOutputPanels(TaskKind::kDown, Minibatch(m, j));
+    }
+    AddExchange(TaskKind::kCombine, Minibatch(m, n - 1));
+  }
+
+  void BackwardMacrobatch(size_t m) {
+    const int n = static_cast<int>(macrobatches_[m].minibatches.size());
+    const bool recomputed = macrobatches_[m].index >= shape_.kept_macrobatches;
+    const int recompute_tiles = recomputed ? shape_.intermediate_tiles : 0;
+    AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, 0), recompute_tiles);
+    AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, 1), recompute_tiles);
+    AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, 0), shape_.intermediate_tiles);
+    for (int j = 0; j < n; ++j) {
+      AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, j + 2), recompute_tiles);
+      AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, j + 1), shape_.intermediate_tiles);
+      if (recomputed) AddExchange(TaskKind::kRecomputeDispatch, Minibatch(m, j + 3));
+      AddExchange(TaskKind::kReverseCombine, Minibatch(m, j + 3));
+      AddExchange(TaskKind::kReverseDispatch, Minibatch(m, j - 1));
+      AddOutputPanels(TaskKind::kInputGrad, Minibatch(m, j));
+    }
+    AddPieces(macrobatches_[m].index);
+    AddExchange(TaskKind::kReverseDispatch, Minibatch(m, n - 1));
+    AddLeadIn(m + 1);
+  }
+
+  // Brings in the first three minibatches of a macrobatch.
+  void AddLeadIn(size_t m) {
+    if (m >= macrobatches_.size()) return;
+    const bool forward = shape_.pass == Pass::kForward;
+    if (!forward && macrobatches_[m].index >= shape_.kept_macrobatches) {
+      for (int j = 0; j < 3; ++j) AddExchange(TaskKind::kRecomputeDispatch, Minibatch(m, j));
+    }
+    for (int j = 0; j < 3; ++j) {
+      AddExchange(forward ? TaskKind::kDispatch : TaskKind::kReverseCombine, Minibatch(m, j));
+    }
+  }
+
   void Add(TaskKind kind, int block = -1, int tile = 0, int expert = -1, int macrobatch = -1) {
     tasks_.push_back({kind, block, tile, expert, macrobatch});
   }
@@ -102,19 +137,39 @@ class NaiveOrder {
     }
   }
 
-  void AddBlocks(TaskKind kind, const Minibatch& minibatch, int tiles) {
-    for (int tile = 0; tile < tiles; ++tile) {
-      for (const int block : minibatch.blocks) {
-        Add(kind, block, tile, table_.block_expert[block], minibatch.macrobatch);
+  void AddTokenParts() {
+    for (int block = 0; block < static_cast<int>(shape_.token_blocks); ++block) {
+      for (int part = 0; part < shape_.token_reduce_tiles; ++part) {
+        Add(TaskKind::kTokenReduce, block, part);
       }
     }
   }
 
-  void AddIncoming(const Minibatch& minibatch) {
-    if (minibatch.macrobatch >= shape_.kept_macrobatches) {
-      AddBlocks(TaskKind::kRecomputeDispatch, minibatch, 1);
+  void AddBlock(TaskKind kind, int block, int tile) {
+    Add(kind, block, tile, table_.block_expert[block],
+        block / static_cast<int>(shape_.ring.macrobatch_blocks));
+  }
+
+  void AddOutputTiles(TaskKind kind, const Blocks& blocks, int tiles) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      for (const int block : blocks) AddBlock(kind, block, tile);
     }
-    AddBlocks(TaskKind::kReverseCombine, minibatch, 1);
+  }
+
+  void AddOutputPanels(TaskKind kind, const Blocks& blocks) {
+    const size_t panel =
+        shape_.output_panel_blocks > 0 ? shape_.output_panel_blocks : blocks.size();
+    for (size_t first = 0; first < blocks.size(); first += panel) {
+      const size_t end = std::min(first + panel, blocks.size());
+      AddOutputTiles(kind, Blocks(blocks.begin() + first, blocks.begin() + end),
+                     shape_.hidden_tiles);
+    }
+  }
+
+  void AddExchange(TaskKind kind, const Blocks& blocks) {
+    for (const int block : blocks) {
+      for (int tile = 0; tile < shape_.exchange_tiles; ++tile) AddBlock(kind, block, tile);
+    }
   }
 
   void AddPieces(int macrobatch) {
@@ -138,7 +193,7 @@ class NaiveOrder {
 
   const ProgramShape& shape_;
   const BlockTable& table_;
-  std::vector<Minibatch> minibatches_;
+  std::vector<Macrobatch> macrobatches_;
   std::vector<Task> tasks_;
 };
 

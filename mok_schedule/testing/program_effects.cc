@@ -16,34 +16,35 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
   const int64_t intermediate = shape_.intermediate_tiles;
   const int64_t hidden = shape_.hidden_tiles;
   const int64_t shared = shape_.shared_intermediate_tiles;
+  const int64_t exchange = shape_.exchange_tiles;
   const int64_t gradient = shape_.weight_grad_tiles();
   const int64_t shared_gradient =
       int64_t{shape_.shared_weight_grad_down_tiles} + shape_.shared_weight_grad_gate_up_tiles;
   const struct {
     int64_t rows, columns;
   } sizes[kNumBuffers] = {
-      {1, 1},                           // kInputs
-      {shape_.ring.num_row_blocks, 1},  // kSent
-      {1, 1},                           // kLanded
-      {slots, 1},                       // kX
-      {slots, intermediate},            // kGateUp
-      {slots, intermediate},            // kHidden
-      {slots, hidden},                  // kY
-      {slots, 1},                       // kDOut
-      {slots, intermediate},            // kDGateUp
-      {slots, intermediate},            // kWeightedHidden
-      {slots, intermediate},            // kDRouter
-      {slots, hidden},                  // kDX
-      {1, gradient},                    // kCarry
-      {experts, gradient},              // kGradient
-      {tokens, shared},                 // kSharedGateUp
-      {tokens, shared},                 // kSharedHidden
-      {tokens, hidden},                 // kSharedY
-      {tokens, shared},                 // kSharedDGateUp
-      {tokens, shared},                 // kSharedWeightedHidden
-      {tokens, hidden},                 // kSharedDX
-      {1, shared_gradient},             // kSharedGradient
-      {tokens, 1},                      // kOutput
+      {1, 1},                                  // kInputs
+      {shape_.ring.num_row_blocks, exchange},  // kSent
+      {1, 1},                                  // kLanded
+      {slots, exchange},                       // kX
+      {slots, intermediate},                   // kGateUp
+      {slots, intermediate},                   // kHidden
+      {slots, hidden},                         // kY
+      {slots, exchange},                       // kDOut
+      {slots, intermediate},                   // kDGateUp
+      {slots, intermediate},                   // kWeightedHidden
+      {slots, intermediate},                   // kDRouter
+      {slots, hidden},                         // kDX
+      {1, gradient},                           // kCarry
+      {experts, gradient},                     // kGradient
+      {tokens, shared},                        // kSharedGateUp
+      {tokens, shared},                        // kSharedHidden
+      {tokens, hidden},                        // kSharedY
+      {tokens, shared},                        // kSharedDGateUp
+      {tokens, shared},                        // kSharedWeightedHidden
+      {tokens, hidden},                        // kSharedDX
+      {1, shared_gradient},                    // kSharedGradient
+      {tokens, shape_.token_reduce_tiles},     // kOutput
   };
   begin_[0] = 0;
   for (int i = 0; i < kNumBuffers; ++i) {
@@ -158,7 +159,7 @@ void ProgramEffects::AddForward(const Task& task, Effects& effects) const {
     case TaskKind::kDispatch:
     case TaskKind::kRecomputeDispatch:
       Append(effects.reads, Buffer::kInputs, 0, 0);
-      Append(effects.writes, Buffer::kX, slot, block);
+      effects.writes = {Cell(Buffer::kX, slot, task.tile, block)};
       break;
     case TaskKind::kGateUp:
     case TaskKind::kRecomputeGateUp: {
@@ -176,7 +177,7 @@ void ProgramEffects::AddForward(const Task& task, Effects& effects) const {
       break;
     case TaskKind::kCombine:
       Append(effects.reads, Buffer::kY, slot, block);
-      Append(effects.writes, Buffer::kSent, block, block);
+      effects.writes = {Cell(Buffer::kSent, block, task.tile, block)};
       break;
     default:
       break;
@@ -189,7 +190,7 @@ void ProgramEffects::AddBackward(const Task& task, Effects& effects) const {
   switch (task.kind) {
     case TaskKind::kReverseCombine:
       Append(effects.reads, Buffer::kInputs, 0, 0);
-      Append(effects.writes, Buffer::kDOut, slot, block);
+      effects.writes = {Cell(Buffer::kDOut, slot, task.tile, block)};
       break;
     case TaskKind::kDownGrad:
       Append(effects.reads, Buffer::kDOut, slot, block);
@@ -205,7 +206,7 @@ void ProgramEffects::AddBackward(const Task& task, Effects& effects) const {
     case TaskKind::kReverseDispatch:
       Append(effects.reads, Buffer::kDX, slot, block);
       Append(effects.reads, Buffer::kDRouter, slot, block);
-      Append(effects.writes, Buffer::kSent, block, block);
+      effects.writes = {Cell(Buffer::kSent, block, task.tile, block)};
       break;
     default:
       break;
@@ -291,7 +292,7 @@ void ProgramEffects::AddPassWide(const Task& task, Effects& effects) const {
         Append(effects.reads, shape_.pass == Pass::kForward ? Buffer::kSharedY : Buffer::kSharedDX,
                task.block, 0);
       }
-      effects.writes = {Cell(Buffer::kOutput, task.block, 0, 0)};
+      effects.writes = {Cell(Buffer::kOutput, task.block, task.tile, 0)};
       break;
     default:
       break;

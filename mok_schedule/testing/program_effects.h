@@ -19,13 +19,13 @@ inline constexpr int64_t kNoData = -1;
 
 enum class Buffer : int {
   kInputs,          // all peers' inputs: written by the entry barrier, read by every pull
-  kSent,            // [row block] pushed rows, read by the exit barrier
+  kSent,            // [row block, exchange tile] pushed rows, read by the exit barrier
   kLanded,          // all peers' pushes: written by the exit barrier, read by the reduction
-  kX,               // [slot]
+  kX,               // [slot, exchange tile]
   kGateUp,          // [slot, intermediate tile] g and u
   kHidden,          // [slot, intermediate tile]
   kY,               // [slot, hidden tile]
-  kDOut,            // [slot] with the router weights of the rows
+  kDOut,            // [slot, exchange tile] with the router weights of the rows
   kDGateUp,         // [slot, intermediate tile]
   kWeightedHidden,  // [slot, intermediate tile]
   kDRouter,         // [slot, intermediate tile] partial router gradients
@@ -39,7 +39,7 @@ enum class Buffer : int {
   kSharedWeightedHidden,
   kSharedDX,        // [token block, hidden tile]
   kSharedGradient,  // [shared weight gradient tile]
-  kOutput,          // [token block] out, or d_x
+  kOutput,          // [token block, reduce tile] out, or d_x
 };
 inline constexpr int kNumBuffers = 22;
 

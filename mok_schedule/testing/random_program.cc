@@ -43,8 +43,10 @@ std::string ProgramCase::Description() const {
       shape.pass == Pass::kForward ? "forward" : "backward", ", minibatch ",
       shape.ring.minibatch_blocks, ", macrobatch ", shape.ring.macrobatch_blocks, ", tiles ",
       shape.intermediate_tiles, " ", shape.hidden_tiles, " ", shape.weight_grad_down_tiles, " ",
-      shape.weight_grad_gate_up_tiles, ", token blocks ", shape.token_blocks, ", shared tiles ",
-      shape.shared_intermediate_tiles, ", kept ", shape.kept_macrobatches, ", rows of experts");
+      shape.weight_grad_gate_up_tiles, ", output panel ", shape.output_panel_blocks,
+      ", exchange tiles ", shape.exchange_tiles, ", reduce tiles ", shape.token_reduce_tiles,
+      ", token blocks ", shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles,
+      ", kept ", shape.kept_macrobatches, ", rows of experts");
   for (const int32_t rows : table.expert_rows) text += StrCat(" ", rows);
   return text;
 }
@@ -68,6 +70,10 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
   shape.hidden_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.weight_grad_down_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.weight_grad_gate_up_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
+  shape.output_panel_blocks =
+      static_cast<int32_t>(std::max<int64_t>(0, Uniform(random, -3, shape.ring.minibatch_blocks)));
+  shape.exchange_tiles = 1 << std::max<int64_t>(0, Uniform(random, -2, 2));
+  shape.token_reduce_tiles = 1 << std::max<int64_t>(0, Uniform(random, -2, 2));
   shape.token_blocks = Uniform(random, 0, 4);
   shape.kept_macrobatches = static_cast<int32_t>(Uniform(random, 0, 1));
   if (Uniform(random, 0, 2) > 0) {

@@ -25,13 +25,13 @@ class Simulator {
     const std::vector<int64_t> labels = effects_.InitialLabels();
     for (size_t i = 0; i < labels.size(); ++i) cells_[i].label = labels[i];
     const bool merged = options.num_communication_workers == 0;
-    workers_.resize(options.num_compute_workers + options.num_communication_workers);
-    for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
-      const bool compute = i < options.num_compute_workers;
-      workers_[i].queue = merged    ? Queue::kMerged
-                          : compute ? Queue::kCompute
-                                    : Queue::kCommunication;
-    }
+    const bool split = options.num_push_workers > 0;
+    const auto add_workers = [&](Queue queue, int count) {
+      for (int i = 0; i < count; ++i) workers_.emplace_back().queue = queue;
+    };
+    add_workers(merged ? Queue::kMerged : Queue::kCompute, options.num_compute_workers);
+    add_workers(split ? Queue::kPull : Queue::kCommunication, options.num_communication_workers);
+    add_workers(Queue::kPush, options.num_push_workers);
     for (double& priority : kind_priority_) priority = Fraction() < 0.3 ? Fraction() : 1.0;
     takers_are_eager_ = Fraction() < 0.5;
     for (Worker& worker : workers_) worker.priority = IdlePriority();

@@ -25,9 +25,11 @@ inline constexpr Adversary kAdversaries[] = {Adversary::kRandom, Adversary::kLas
 
 struct SimulationOptions {
   Adversary adversary = Adversary::kRandom;
-  // Workers of each queue; with num_communication_workers = 0 all take from the merged queue.
+  // Workers of each queue. With no communication workers all take from the merged queue; with push
+  // workers the communication workers take from the pull queue.
   int num_compute_workers = 1;
   int num_communication_workers = 0;
+  int num_push_workers = 0;
   // The dependencies in force; those of the program when empty.
   std::function<Dependencies(const Task&)> dependencies;
 };
