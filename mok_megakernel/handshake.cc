@@ -25,7 +25,7 @@ const char* FieldName(AgreedField field) {
     case AgreedField::kDType:
       return "dtype";
     case AgreedField::kSchedule:
-      return "schedule (number of the collective call that built it)";
+      return "schedule (fingerprint of all ranks' routes)";
     case AgreedField::kIntermediate:
       return "intermediate size of the routed experts";
     case AgreedField::kSharedIntermediate:

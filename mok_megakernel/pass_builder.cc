@@ -48,6 +48,9 @@ RingPlan PlanRing(const LayerShape& shape, const EngineConfig& config, const Sch
   model.tile_columns = 2 * kHostTileI;
   model.workers_per_tile = 1;
   model.num_workers = config.crew.compute;
+  // Threads come to the end of a wave at different times: enough independent tiles lie between a
+  // tile and those that need it for a worker hardly ever to wait.
+  model.waves = 8;
   return schedule.Ring(DefaultMinibatchRows(model));
 }
 
