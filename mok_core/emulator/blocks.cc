@@ -93,9 +93,7 @@ std::unique_ptr<Block> MakeBlock(Grid* grid, Cluster* cluster, const Index3& fir
 }
 
 // Every access of a peer to this block's shared memory must be ordered before the block's exit.
-void CheckPeersDone(Block* block) {
-  Clock exit;
-  for (Fiber* fiber : block->fibers) exit.Join(fiber->clock);
+void CheckPeersDone(const Block* block, const Clock& exit) {
   for (uint32_t word = 0; word < block->shadow.size(); ++word) {
     const Cell& cell = block->shadow[word];
     auto late = [&](const Access& a) {
@@ -109,6 +107,16 @@ void CheckPeersDone(Block* block) {
         FailRace("race", "block exits", DescribeShared(block, word * 4), "exit", read, false);
       }
     }
+  }
+}
+
+// Some thread has waited for every phase that transfers belong to: otherwise they might still be
+// under way.
+void CheckTransfersAwaited(const Block* block, const Clock& exit) {
+  for (const auto& [offset, barrier] : block->barriers) {
+    if (exit.happened[barrier.agent] >= barrier.last_transfer) continue;
+    Fail("tx", "block exits with transfers to mbarrier %s phase %u in flight: no thread waited",
+         DescribeShared(block, offset).c_str(), barrier.last_transfer - 1);
   }
 }
 
@@ -158,7 +166,12 @@ void FinishBlock(Block* block) {
            static_cast<long>(barrier.transactions), barrier.phase);
     }
   }
-  if (e.options.check_races && block->cluster->blocks.size() > 1) CheckPeersDone(block);
+  if (e.options.check_races) {
+    Clock exit;
+    for (const Fiber* fiber : block->fibers) exit.Join(fiber->clock);
+    CheckTransfersAwaited(block, exit);
+    if (block->cluster->blocks.size() > 1) CheckPeersDone(block, exit);
+  }
   if (block->tensor_allocations != 0) Fail("usage", "block exits without tcgen05.dealloc");
   for (Fiber* fiber : block->fibers) {
     block->grid->final_clock.Join(fiber->clock);

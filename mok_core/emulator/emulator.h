@@ -23,7 +23,8 @@ struct Options {
   // Blocks resident at once on each device (one per SM).
   int processors_per_device = 132;
   // A state in which nothing can happen is an error ("deadlock") unless this is set: then virtual
-  // time runs ahead, so that bounded waits of the kernel expire as they would on a GPU.
+  // time runs ahead, so that bounded waits of the kernel expire as they would on a GPU. Unset, it
+  // runs ahead by at most 0.1 s, for code that only sleeps: give waits longer timeouts than that.
   bool fast_forward = false;
   // Adds source positions to reports (runs addr2line; takes a second).
   bool symbolize = true;

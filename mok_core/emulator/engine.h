@@ -85,6 +85,7 @@ struct Barrier {
   int64_t transactions = 0;
   int transfers = 0;  // in flight
   int64_t transfer_bytes = 0;
+  uint32_t last_transfer = 0;  // clock of the last phase with transfers
   uint16_t agent = 0;
   // Arrivals of the running phase, and what completed phases have published: to waits of CTA scope,
   // and to waits of cluster scope as well.

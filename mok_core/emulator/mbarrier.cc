@@ -72,6 +72,7 @@ void CompletePhaseIfDone(Barrier& barrier) {
 
 void BeginTransfer(Barrier& barrier, uint32_t bytes) {
   ++barrier.transfers;
+  barrier.last_transfer = barrier.phase + 1;
   barrier.transfer_bytes += bytes;
 }
 

@@ -21,7 +21,8 @@ MOK_DEVICE void NamedBarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// PTX ISA 8.8 section 9.7.13, barrier.cluster.arrive.
+// PTX ISA 8.8 section 9.7.13, barrier.cluster.arrive.aligned: the lanes of a warp execute it
+// together, hence SyncWarp after code of single lanes. The same holds for the other two.
 MOK_DEVICE void ClusterArriveRelease() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

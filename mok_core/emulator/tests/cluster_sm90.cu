@@ -24,6 +24,7 @@ MOK_DEVICE void Start(SharedStorage& s) {
     MbarrierInit(&s.peer, kRows);
     FenceMbarrierInit();
   }
+  SyncWarp();
   if (kBug == kNoClusterSyncAtStart) {
     SyncBlock();
   } else {
@@ -81,6 +82,7 @@ ClusterPair(MOK_GRID_CONSTANT(Params) p) {
     }
     p.sums[BlockIndex().x * kRows + thread - kRows] = s.from_peer[thread - kRows];
   }
+  SyncWarp();
   if (kBug != kNoClusterSyncAtEnd) {  // the peer may still access this block's shared memory
     ClusterArriveRelease();
     ClusterWaitAcquire();

@@ -14,6 +14,7 @@ constexpr int kWords = ex::kRows * ex::kRowWords;
 struct Rank {
   ex::Params params{};
   DeviceWaitRecord* record = nullptr;
+  int device = 0;
 };
 
 ex::RankMemory MakeRankMemory(int device) {
@@ -25,29 +26,33 @@ ex::RankMemory MakeRankMemory(int device) {
   return memory;
 }
 
-std::vector<Rank> MakeRanks(bool map_peers) {
-  const ex::RankMemory memory[] = {MakeRankMemory(0), MakeRankMemory(1)};
+// Rank r on devices[r].
+std::vector<Rank> MakeRanks(bool map_peers, const std::vector<int>& devices = {0, 1}) {
+  const ex::RankMemory memory[] = {MakeRankMemory(devices[0]), MakeRankMemory(devices[1])};
   std::vector<Rank> ranks(2);
   for (int r = 0; r < 2; ++r) {
-    if (map_peers) MOK_CHECK(runtime::EnablePeerAccess(r, 1 - r).ok());
+    if (map_peers) MOK_CHECK(runtime::EnablePeerAccess(devices[r], devices[1 - r]).ok());
     ex::Params& p = ranks[r].params;
     p.own = memory[r];
     p.peer = memory[1 - r];
-    p.ring = UninitializedArray<float>(kWords, "ring", r);
-    p.ring_filled = DeviceArray(std::vector<uint64_t>{0}, "ring_filled", r);
-    p.sums = UninitializedArray<float>(ex::kRowWords, "sums", r);
+    p.ring = UninitializedArray<float>(kWords, "ring", devices[r]);
+    p.ring_filled = DeviceArray(std::vector<uint64_t>{0}, "ring_filled", devices[r]);
+    p.sums = UninitializedArray<float>(ex::kRowWords, "sums", devices[r]);
     ranks[r].record = static_cast<DeviceWaitRecord*>(
         runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record").value());
-    uint32_t* abort_flag = DeviceArray(std::vector<uint32_t>{0}, "abort", r);
+    uint32_t* abort_flag = DeviceArray(std::vector<uint32_t>{0}, "abort", devices[r]);
+    ranks[r].device = devices[r];
     p.wait = {ranks[r].record, abort_flag, 1'000'000'000, r};
   }
   return ranks;
 }
 
 Status LaunchRank(const Rank& rank, int bug) {
+  void* stream = runtime::CreateStream(rank.device).value();
   return Launch(ex::ExchangeKernel(bug), rank.params,
                 {.blocks = ex::kBlocks,
-                 .device = rank.params.wait.rank,
+                 .device = rank.device,
+                 .stream = stream,
                  .name = rank.params.wait.rank == 0 ? "rank0" : "rank1"});
 }
 
@@ -75,6 +80,16 @@ Outcome RunVariant(int bug, const Interleaving& interleaving) {
 
 TEST(ExchangeSm90Test, EveryPlantedBugIsFlagged) {
   ExpectEveryBugFlagged(RunVariant, ex::kBugCount);
+}
+
+TEST(ExchangeSm90Test, TwoRanksOnOneDevice) {
+  for (const Interleaving& interleaving : kInterleavings) {
+    StartCase(interleaving);
+    const std::vector<Rank> ranks = MakeRanks(true, {0, 0});
+    for (const Rank& rank : ranks) MOK_CHECK(LaunchRank(rank, ex::kCorrect).ok());
+    const Outcome outcome = RunAndCompare([&] { return Matches(ranks); });
+    EXPECT_EQ(outcome.kind, "ok") << outcome.text;
+  }
 }
 
 TEST(ExchangeSm90Test, ReportsNameTheReason) {

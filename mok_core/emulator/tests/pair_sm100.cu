@@ -55,6 +55,7 @@ MOK_DEVICE void Multiply(const Params& p, SharedStorage& s, uint32_t d) {
 template <bool kCluster>
 MOK_DEVICE void Synchronize() {
   Tcgen05FenceBefore();
+  SyncWarp();
   if (kCluster) {
     ClusterArriveRelease();
     ClusterWaitAcquire();

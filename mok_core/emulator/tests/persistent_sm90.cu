@@ -6,9 +6,12 @@
 #include "mok_core/device/ticket_work_source.h"
 #include "mok_core/device/wait.h"
 #include "mok_core/emulator/tests/kernel_table.h"
+#include "mok_core/work_source.h"
 
 namespace mok::testing::persistent {
 namespace {
+
+static_assert(WorkSource<TicketWorkSource>);
 
 constexpr int kStages = 2, kThreads = 64;
 constexpr uint32_t kRowBytes = kRowWords * 4;
