@@ -127,7 +127,8 @@ void RunSharedInputGrad(const PassParams& params, const Task& task, TileWorker& 
 }
 
 void RunBackwardReduce(const PassParams& params, const Task& task) {
-  const Range tokens = TokensOfBlock(params, task);
+  const Range tokens = TokensOfReduceTile(params, task);
+  if (tokens.count == 0) return;  // behind the last token
   const TokenParams& token_params = params.tokens;
   const int64_t first_route = tokens.begin * params.shape.topk;
   const int64_t num_routes = tokens.count * int64_t{params.shape.topk};

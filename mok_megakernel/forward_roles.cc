@@ -71,6 +71,7 @@ TileCounts CountTiles(const LayerShape& shape) {
   const int32_t grad_rows_h = tiles(shape.hidden, kHostGradTileRows);
   const int32_t grad_columns_h = tiles(shape.hidden, kHostGradTileColumns);
   TileCounts counts;
+  counts.token_reduce = kRowBlock / kReduceTokens;
   counts.intermediate = tiles(shape.intermediate, kHostTileI);
   counts.hidden = tiles(shape.hidden, kHostTileH);
   counts.weight_grad_down = grad_rows_h * tiles(shape.intermediate, kHostGradTileColumns);
@@ -118,7 +119,8 @@ void RunSharedDown(const PassParams& params, const Task& task, TileWorker& worke
 }
 
 void RunForwardReduce(const PassParams& params, const Task& task) {
-  const Range tokens = TokensOfBlock(params, task);
+  const Range tokens = TokensOfReduceTile(params, task);
+  if (tokens.count == 0) return;  // behind the last token
   const TokenParams& token_params = params.tokens;
   const int64_t first_route = tokens.begin * params.shape.topk;
   const UntypedMatrix& shared_y = params.forward.shared_y;

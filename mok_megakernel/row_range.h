@@ -34,6 +34,15 @@ inline Range TileRange(int64_t index, int tile, int64_t extent) {
   return {begin, static_cast<int>(std::min<int64_t>(tile, extent - begin))};
 }
 
+// Tokens of a TokenReduce task. Finer than token blocks: nothing else is left to do meanwhile, so
+// the threads should finish together.
+inline constexpr int kReduceTokens = 32;
+inline Range TokensOfReduceTile(const PassParams& params, const Task& task) {
+  const int64_t begin = int64_t{task.block} * kRowBlock + int64_t{task.tile} * kReduceTokens;
+  const int64_t rest = std::max<int64_t>(0, params.shape.num_tokens - begin);
+  return {begin, static_cast<int>(std::min<int64_t>(kReduceTokens, rest))};
+}
+
 // The tokens of a token block.
 inline Range TokensOfBlock(const PassParams& params, const Task& task) {
   return TileRange(task.block, kRowBlock, params.shape.num_tokens);

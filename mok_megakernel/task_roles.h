@@ -14,6 +14,7 @@ namespace mok {
 
 // Tiles per row block, token block or expert, as the roles cut them.
 struct TileCounts {
+  int32_t token_reduce = 1;         // TokenReduce: per token block
   int32_t intermediate = 0;         // GateUp, DownGrad: over I
   int32_t hidden = 0;               // Down, InputGrad: over H
   int32_t weight_grad_down = 0;     // per expert
