@@ -37,10 +37,22 @@ struct Simd {
     const __m256i bits = _mm256_maskz_loadu_epi16(First(n), from);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
-  static void Store(float* to, Float x, int n) { _mm512_mask_storeu_ps(to, First(n), x); }
+  // A masked store costs several plain ones.
+  static void Store(float* to, Float x, int n) {
+    if (n == kLanes) {
+      _mm512_storeu_ps(to, x);
+    } else {
+      _mm512_mask_storeu_ps(to, First(n), x);
+    }
+  }
   static void Store(BFloat16* to, Float x, int n) {
     const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(RoundToBf16(x)), 16);
-    _mm256_mask_storeu_epi16(to, First(n), _mm512_cvtepi32_epi16(high));
+    const __m256i bits = _mm512_cvtepi32_epi16(high);
+    if (n == kLanes) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
+    } else {
+      _mm256_mask_storeu_epi16(to, First(n), bits);
+    }
   }
   static Float LoadAll(const float* from) { return _mm512_loadu_ps(from); }
   static void StoreAll(float* to, Float x) { _mm512_storeu_ps(to, x); }

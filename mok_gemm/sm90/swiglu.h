@@ -1,0 +1,36 @@
+// SwiGLU on the device. The bits of h are defined here: whoever recomputes it uses these functions.
+#pragma once
+
+#include "mok_core/device/device.h"
+
+namespace mok {
+
+// g * sigmoid(g), within 1e-6 of the exact value relative to its size, but to no less than 1e-36.
+// +inf gives +inf, -inf and NaN give NaN (as PyTorch and the host worker).
+MOK_DEVICE float Silu(float g) {
+  const float exponential = ExponentialBase2(Multiply(g, -1.4426950408889634f));
+  return Multiply(g, Reciprocal(1.0f + exponential));
+}
+
+// min(value, limit) and clip(value, -limit, limit); a NaN stays a NaN.
+MOK_DEVICE float ClampAbove(float value, float limit) { return value > limit ? limit : value; }
+MOK_DEVICE float ClampBoth(float value, float limit) {
+  return value < -limit ? -limit : ClampAbove(value, limit);
+}
+
+// The low and high bf16 of a word.
+MOK_DEVICE float LowBFloat16(uint32_t word) { return BitsToFloat(word << 16); }
+MOK_DEVICE float HighBFloat16(uint32_t word) { return BitsToFloat(word & 0xFFFF0000u); }
+
+// h of one element from the rounded g and u, in fp32. limit: +infinity for no clamp.
+MOK_DEVICE float SwiGlu(float g, float u, float limit) {
+  return Multiply(Silu(ClampAbove(g, limit)), ClampBoth(u, limit));
+}
+
+// h of two packed elements.
+MOK_DEVICE uint32_t SwiGluPacked(uint32_t gate, uint32_t up, float limit) {
+  return PackBFloat16(SwiGlu(LowBFloat16(gate), LowBFloat16(up), limit),
+                      SwiGlu(HighBFloat16(gate), HighBFloat16(up), limit));
+}
+
+}  // namespace mok

@@ -1,0 +1,66 @@
+// Tasks from one scheduler thread to the roles of its block, through shared memory. The scheduler
+// runs up to kDepth tasks ahead, so that finding and awaiting a task costs the GEMM nothing.
+#pragma once
+
+#include "mok_core/device/device.h"
+#include "mok_core/device/pipeline.h"
+
+namespace mok {
+
+template <class Task, int kDepth>
+struct TaskQueueStorage {
+  Task tasks[kDepth];
+  PipelineBarriers<kDepth> barriers;
+};
+
+// One role's end of the queue: the scheduler pushes, every reader sees every task.
+template <class Task, int kDepth>
+class TaskQueue {
+ public:
+  using Storage = TaskQueueStorage<Task, kDepth>;
+
+  // By one thread; FenceMbarrierInit and SyncBlock have to follow. readers: how many times a task
+  // is popped (once per warp with PopByWarp, once per thread with Pop).
+  static MOK_DEVICE void Initialize(Storage& storage, uint32_t readers) {
+    Pipeline<kDepth>::Initialize(storage.barriers, 1, readers);
+    MOK_NAME(storage.tasks, "tasks", -1);
+  }
+
+  explicit MOK_DEVICE TaskQueue(Storage& storage)
+      : storage_(&storage), pipeline_(storage.barriers) {}
+
+  // Scheduler: waits for a free place.
+  template <class Waiter>
+  MOK_DEVICE void Push(const Task& task, const Waiter& wait) {
+    pipeline_.Acquire(wait);
+    storage_->tasks[pipeline_.stage()] = task;
+    pipeline_.Commit();
+    pipeline_.Advance();
+  }
+
+  // Reader: the next task; valid until it is popped.
+  template <class Waiter>
+  MOK_DEVICE const Task& Front(const Waiter& wait) {
+    pipeline_.Wait(wait);
+    return storage_->tasks[pipeline_.stage()];
+  }
+
+  // Reader that is one thread.
+  MOK_DEVICE void Pop() {
+    pipeline_.Release();
+    pipeline_.Advance();
+  }
+
+  // Reader that is a whole warp, converged.
+  MOK_DEVICE void PopByWarp() {
+    SyncWarp();
+    if (ThreadIndex().x % 32 == 0) pipeline_.Release();
+    pipeline_.Advance();
+  }
+
+ private:
+  Storage* storage_;
+  Pipeline<kDepth> pipeline_;
+};
+
+}  // namespace mok

@@ -1,0 +1,90 @@
+#include "mok_gemm/sm90/tensor_maps.h"
+
+namespace mok {
+namespace {
+
+using runtime::TensorMapSpec;
+
+constexpr int64_t kMaxExtent = int64_t{1} << 31;  // coordinates are int32
+
+Status CheckExtent(const char* name, int64_t value, int64_t multiple) {
+  if (value < 1 || value >= kMaxExtent || value % multiple != 0) {
+    return InvalidArgumentError(name, " = ", value, ": expected a multiple of ", multiple,
+                                " in 1 to 2^31 - 1");
+  }
+  return OkStatus();
+}
+
+TensorMapSpec Bf16Map(const BFloat16* base) {
+  TensorMapSpec spec{};
+  spec.base = const_cast<BFloat16*>(base);  // loads only
+  spec.element_bytes = ElementBytes(DType::kBf16);
+  spec.swizzle = Swizzle::k128;
+  return spec;
+}
+
+constexpr uint32_t kBoxColumns = 64;  // Sm90GemmConfig::kTileK: one swizzle span
+constexpr uint32_t kBoxRows = 64;     // Sm90GemmConfig::kWarpgroupM
+
+}  // namespace
+
+StatusOr<TensorMapSpec> ActivationMapSpec(const BFloat16* base, int64_t rows, int64_t k,
+                                          int64_t row_stride) {
+  MOK_RETURN_IF_ERROR(CheckExtent("activation rows", rows, 1));
+  MOK_RETURN_IF_ERROR(CheckExtent("activation k", k, 8));
+  MOK_RETURN_IF_ERROR(CheckExtent("activation row_stride", row_stride, 8));
+  if (row_stride < k) {
+    return InvalidArgumentError("activation row_stride = ", row_stride, " is less than k = ", k);
+  }
+  TensorMapSpec spec = Bf16Map(base);
+  spec.rank = 2;
+  spec.dimensions[0] = static_cast<uint64_t>(k);
+  spec.dimensions[1] = static_cast<uint64_t>(rows);
+  spec.strides[0] = static_cast<uint64_t>(row_stride) * sizeof(BFloat16);
+  spec.box[0] = kBoxColumns;
+  spec.box[1] = kBoxRows;
+  return spec;
+}
+
+StatusOr<TensorMapSpec> WeightMapSpec(const WeightMatrix& matrix, ColumnOrder order,
+                                      int half_columns) {
+  const bool permuted = order == ColumnOrder::kPermuted;
+  MOK_RETURN_IF_ERROR(CheckExtent("weight experts", matrix.experts, 1));
+  MOK_RETURN_IF_ERROR(CheckExtent("weight n", matrix.n, permuted ? 32 : 8));
+  MOK_RETURN_IF_ERROR(CheckExtent("weight k", matrix.k, 8));
+  MOK_RETURN_IF_ERROR(CheckExtent("weight half_columns", half_columns, 32));
+  if (matrix.experts * matrix.n >= kMaxExtent) {
+    return InvalidArgumentError("weight experts * n = ", matrix.experts * matrix.n,
+                                ": expected less than 2^31");
+  }
+  const uint64_t row_bytes = static_cast<uint64_t>(matrix.k) * sizeof(BFloat16);
+  const auto n = static_cast<uint64_t>(matrix.n), experts = static_cast<uint64_t>(matrix.experts);
+  const auto half = static_cast<uint32_t>(half_columns);
+  TensorMapSpec spec = Bf16Map(matrix.base);
+  spec.dimensions[0] = static_cast<uint64_t>(matrix.k);
+  spec.box[0] = kBoxColumns;
+  if (!permuted) {
+    spec.rank = 3;
+    spec.dimensions[1] = n;
+    spec.dimensions[2] = experts;
+    spec.strides[0] = row_bytes;
+    spec.strides[1] = n * row_bytes;
+    spec.box[1] = half;
+    spec.box[2] = 1;
+    return spec;
+  }
+  // Dimensions 1 to 4 are b, q, j and g of ColumnOrder::kPermuted: the box is written to shared
+  // memory in the order b, q, j, g, and reads rows 32 g + 8 q + 2 j + b.
+  const uint64_t extents[] = {2, 4, 4, experts * n / 32};
+  const uint64_t rows_apart[] = {1, 8, 2, 32};
+  const uint32_t boxes[] = {2, 4, 4, half / 32};
+  spec.rank = 5;
+  for (int i = 0; i < 4; ++i) {
+    spec.dimensions[i + 1] = extents[i];
+    spec.strides[i] = rows_apart[i] * row_bytes;
+    spec.box[i + 1] = boxes[i];
+  }
+  return spec;
+}
+
+}  // namespace mok
