@@ -31,10 +31,11 @@ struct MatrixView {
     return {data + first_row * row_stride + first_column, num_rows, num_columns, row_stride};
   }
   MOK_HOST_DEVICE constexpr bool IsContiguous() const { return row_stride == columns || rows <= 1; }
-  // A writable view is usable where a read-only one is asked for.
-  MOK_HOST_DEVICE constexpr operator MatrixView<const T>() const
-    requires(!std::is_const_v<T>)
-  {
+  // A writable view is usable where a read-only one is asked for. (A template, because a read-only
+  // view would otherwise have a conversion to itself, which nvcc warns of.)
+  template <class U>
+    requires(std::is_same_v<U, const T> && !std::is_const_v<T>)
+  MOK_HOST_DEVICE constexpr operator MatrixView<U>() const {
     return {data, rows, columns, row_stride};
   }
 };
@@ -72,9 +73,10 @@ struct BasicUntypedMatrix {
     using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
     return MatrixView<Element>{static_cast<Element*>(data), rows, columns, row_stride};
   }
-  MOK_HOST_DEVICE constexpr operator BasicUntypedMatrix<const void>() const
-    requires(!std::is_const_v<Void>)
-  {
+  // A writable matrix is usable where a read-only one is asked for.
+  template <class U>
+    requires(std::is_same_v<U, const void> && !std::is_const_v<Void>)
+  MOK_HOST_DEVICE constexpr operator BasicUntypedMatrix<U>() const {
     return {data, rows, columns, row_stride, dtype};
   }
 };
