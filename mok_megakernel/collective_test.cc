@@ -126,6 +126,19 @@ TEST_F(CollectiveTest, NoExpertAnywhere) {
                    "num_local_experts: 0 on every rank, expected at least one expert");
 }
 
+TEST_F(CollectiveTest, RanksDisagreeOnNumExperts) {
+  for (int index = 0; index < 3; ++index) rank(index).schedule_args.num_experts = 5;
+  ExpectWorks();
+  rank(1).schedule_args.num_experts = 8;
+  ExpectEverywhere(Schedules(), MOK_INVALID_ARGUMENT,
+                   "schedule_build: ranks disagree on num_experts: rank 0 has 5, rank 1 has 8");
+  for (int index = 0; index < 3; ++index) rank(index).schedule_args.num_experts = 8;
+  ExpectEverywhere(Schedules(), MOK_INVALID_ARGUMENT,
+                   "num_experts: expected 8, the ranks' num_local_experts add up to 5");
+  for (int index = 0; index < 3; ++index) rank(index).schedule_args.num_experts = 0;
+  ExpectWorks();
+}
+
 TEST_F(CollectiveTest, MoreTokensThanTheWorkspaceHolds) {
   rank(1).schedule_args.num_tokens = 13;
   ExpectEverywhere(Schedules(), MOK_INVALID_ARGUMENT,

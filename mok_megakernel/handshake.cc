@@ -34,6 +34,8 @@ const char* FieldName(AgreedField field) {
       return "swiglu_limit";
     case AgreedField::kIsa:
       return "isa";
+    case AgreedField::kNumExperts:
+      return "num_experts";
   }
   return "unknown field";
 }

@@ -29,8 +29,9 @@ enum class AgreedField : int32_t {
   kSharedIntermediate,
   kSwigluLimit,  // bits of the float
   kIsa,
+  kNumExperts,  // 0: not stated
 };
-inline constexpr int kNumAgreedFields = 9;
+inline constexpr int kNumAgreedFields = 10;
 
 // One rank's record. Plain bytes: it lies in memory shared between processes.
 struct HandshakeRecord {

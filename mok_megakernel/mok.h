@@ -174,7 +174,7 @@ typedef struct MokScheduleArgs {
   const int64_t* topk_idx; /* [T, K] global expert ids, -1: no route. An expert may appear twice */
   int64_t num_tokens;      /* T in [0, max_tokens] */
   int32_t num_local_experts; /* El >= 0; may differ by rank, E >= 1 */
-  int32_t reserved;          /* 0 */
+  int32_t num_experts;       /* E, to be checked; same on every rank. 0: what the El add up to */
 } MokScheduleArgs;
 
 /* Collective. An id outside [-1, E) is an error on every rank that names the rank, token, k, id and

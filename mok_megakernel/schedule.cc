@@ -21,6 +21,9 @@ Status CheckArgs(const Workspace& workspace, const MokScheduleArgs* args) {
   if (args->num_local_experts < 0) {
     return InvalidArgumentError("num_local_experts: expected >= 0, got ", args->num_local_experts);
   }
+  if (args->num_experts < 0) {
+    return InvalidArgumentError("num_experts: expected >= 0, got ", args->num_experts);
+  }
   if (args->num_tokens > 0 && args->topk_idx == nullptr) {
     return InvalidArgumentError("topk_idx: expected a pointer, got null");
   }
@@ -125,6 +128,7 @@ StatusOr<std::unique_ptr<Schedule>> BuildSchedule(Workspace& workspace,
 
   HandshakeRecord record = workspace.NewRecord(Operation::kSchedule);
   record.num_local_experts = args->num_local_experts;
+  record[AgreedField::kNumExperts] = args->num_experts;
   RecordExtremes(*args, shape.topk, &record);
   PublishedRoutes routes;
   if (IdsFitInt32(record)) routes = {args->topk_idx, args->num_tokens};
@@ -134,6 +138,11 @@ StatusOr<std::unique_ptr<Schedule>> BuildSchedule(Workspace& workspace,
   // another one any more.
   const Handshake& handshake = workspace.handshake();
   MOK_ASSIGN_OR_RETURN(const ExpertPartition partition, PartitionOf(workspace, handshake));
+  if (args->num_experts != 0 && args->num_experts != partition.num_experts()) {
+    return InvalidArgumentError("num_experts: expected ", args->num_experts,
+                                ", the ranks' num_local_experts add up to ",
+                                partition.num_experts());
+  }
   MOK_RETURN_IF_ERROR(CheckIds(workspace, handshake, partition.num_experts()));
   MOK_ASSIGN_OR_RETURN(const GatheredRoutes gathered, handshake.GatherRoutes());
   std::vector<RankRoutes> routes_of_ranks;
