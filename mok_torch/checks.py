@@ -231,6 +231,16 @@ def check_layer(
     return LayerTensors(tokens.contiguous(), weight, *routed, shared)
 
 
+def check_num_experts(num_experts):
+    """None or an int >= 1."""
+    if num_experts is None:
+        return
+    if isinstance(num_experts, bool) or not isinstance(num_experts, int):
+        raise TypeError(f"num_experts: expected an int or None, got {type(num_experts).__name__}")
+    if not 1 <= num_experts < 2**31:
+        raise ValueError(f"num_experts: expected 1 to {2**31 - 1}, got {num_experts}")
+
+
 def check_swiglu_limit(limit) -> float:
     """The C API's form: 0 is "no clamp"."""
     if limit is None:

@@ -25,6 +25,7 @@ from mok_torch.checks import (
     require_shape,
     require_tensor,
 )
+from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.passes import LayerGrads, Ring, WeightGrads
 from mok_torch.plan import Plan
 from mok_torch.workspace import DEFAULT_HANDLE, Workspace, default_workspace, workspace_of_handle
@@ -67,7 +68,7 @@ def moe_forward(
         owner.require_room("x", layer.num_tokens)
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
-    schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts)
+    schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts, plan.num_experts)
     passes.run_forward(owner, plan, schedule, layer, ring, out, limit)
     return out, passes.save_schedule(schedule, plan.schedule_words), *ring
 
@@ -170,7 +171,9 @@ def _ring_to_overwrite(schedule: _C.Schedule, ring: Ring) -> Ring:
 
 def _empty_grads(layer: LayerTensors, weights, weight_needed: Sequence[bool]) -> LayerGrads:
     d_weights = [
-        weight.new_empty(weight.shape) if needed and weight is not None else None
+        lazy_zeros(tuple(weight.shape), weight.dtype, dense=True)
+        if needed and weight is not None
+        else None
         for weight, needed in zip(weights, weight_needed, strict=True)
     ]
     has_scale = layer.shared is not None and layer.shared.scale is not None

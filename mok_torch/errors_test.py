@@ -117,6 +117,12 @@ WRONG = {
     ),
     "limit": (lambda a: {"swiglu_limit": -1.0}, ValueError, "swiglu_limit: expected a number > 0"),
     "limit type": (lambda a: {"swiglu_limit": "1"}, TypeError, "swiglu_limit: expected a number"),
+    "num_experts": (
+        lambda a: {"num_experts": 5},
+        ValueError,
+        r"num_experts: expected 5, the ranks' num_local_experts add up to 4|ranks disagree on num_",
+    ),
+    "num_experts type": (lambda a: {"num_experts": "5"}, TypeError, "num_experts: expected an int"),
     "config": (lambda a: {"config": 3}, TypeError, "config: expected a MoKConfig or None, got int"),
     "tokens": (
         lambda a: (

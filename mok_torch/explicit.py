@@ -13,6 +13,7 @@ from mok_torch.checks import (
     EXPLICIT_NAMES,
     LayerTensors,
     check_layer,
+    check_num_experts,
     check_swiglu_limit,
     check_topk_idx,
     require_dtype,
@@ -20,6 +21,7 @@ from mok_torch.checks import (
     require_tensor,
 )
 from mok_torch.config import MoKConfig
+from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.passes import LayerGrads, Ring, WeightGrads
 from mok_torch.plan import Plan, make_plan
 from mok_torch.workspace import Workspace
@@ -80,15 +82,18 @@ def build_schedule(
     top_experts: Tensor,
     *,
     num_local_experts: int,
+    num_experts: int | None = None,
 ) -> Schedule:
     """Plans one routing of one batch. Collective.
 
     Args:
       top_experts: int64 (or int32) [T, K], global expert ids in [-1, E); -1: no route.
       num_local_experts: El, the experts of this rank.
+      num_experts: see moe.
     """
     with workspace.reporting_errors(_C.OP_SCHEDULE):
         config = _check_config(config)
+        check_num_experts(num_experts)
         require_tensor("top_experts", top_experts)
         leading = top_experts.shape[:-1]
         routes = check_topk_idx(top_experts, leading, workspace.topk, EXPLICIT_NAMES)
@@ -102,7 +107,8 @@ def build_schedule(
         ep_size = workspace.ep_size
         tokens = routes.shape[0] if ep_size == 1 else workspace.num_local_tokens * ep_size
         plan = make_plan(config, ep_size, tokens, workspace.topk, num_local_experts)
-    return Schedule(passes.build_schedule(workspace, plan, routes, num_local_experts), plan)
+    engine = passes.build_schedule(workspace, plan, routes, num_local_experts, num_experts or 0)
+    return Schedule(engine, plan)
 
 
 def forward(
@@ -316,7 +322,7 @@ def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
     given = [buffer is not None for buffer in buffers]
     if not any(given):
         return WeightGrads(
-            *(w if w is None else w.new_empty(w.shape, dtype=dtype) for w in weights)
+            *(w if w is None else lazy_zeros(tuple(w.shape), dtype, dense=True) for w in weights)
         )
     for name, buffer, weight in zip(names, buffers, weights, strict=True):
         name = f"main_grads.{name}"

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from mok_torch import _C
-from mok_torch.checks import check_swiglu_limit, refuse_forward_mode, require_tensor
+from mok_torch.checks import (
+    check_num_experts,
+    check_swiglu_limit,
+    refuse_forward_mode,
+    require_tensor,
+)
 from mok_torch.config import MoKConfig
 from mok_torch.custom_ops import moe_forward
 from mok_torch.explicit import (
@@ -78,6 +83,7 @@ def moe(
     workspace: Workspace | None = None,
     config: MoKConfig | None = None,
     swiglu_limit: float | None = None,
+    num_experts: int | None = None,
 ) -> Tensor:
     """Routes tokens to experts and combines their outputs.
 
@@ -101,6 +107,8 @@ def moe(
         grows as needed.
       config: how the engine runs. None: MoKConfig().
       swiglu_limit: c > 0 clamps the gate projection to at most c and the up projection to [-c, c].
+      num_experts: E, if all ranks are to check that they agree on it. None: what the ranks' El add
+        up to.
 
     Returns:
       [..., H] of x's dtype.
@@ -114,6 +122,7 @@ def moe(
     if not torch.compiler.is_compiling():
         with _reporting_errors(workspace):
             _check_types((x, topk_idx, topk_weight, *weights), shared, config, swiglu_limit)
+            check_num_experts(num_experts)
     shared_weights = list(_NO_SHARED_EXPERT if shared is None else SharedExpert(*shared))
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -127,7 +136,7 @@ def moe(
         handle, ep_size = workspace.handle, workspace.ep_size
     if ep_size > 1:
         tokens = workspace.num_local_tokens * ep_size
-    plan = make_plan(config, ep_size, tokens, topk, w_gate.shape[0])
+    plan = make_plan(config, ep_size, tokens, topk, w_gate.shape[0], num_experts)
     return moe_forward(
         x, topk_idx, topk_weight, *weights, *shared_weights, handle, list(plan), swiglu_limit
     )[0]

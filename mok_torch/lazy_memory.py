@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 
@@ -10,18 +11,28 @@ from torch import Tensor
 
 # Below this a memset is cheaper than the system calls and page faults of a mapping.
 _MAPPED_BYTES = 1 << 18
+# Huge pages, 2 MiB on x86, are for tensors that hold several of them.
+_HUGE_BYTES = 1 << 23
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, dense: bool = False) -> Tensor:
     """As torch.zeros(shape, dtype=dtype) on the CPU.
 
     Large tensors are private anonymous mappings, which the system fills with zero pages on first
     touch. A ring has rows that no route uses: they are neither stored nor cleared, and yet always
     zero, so that an operator that returns the ring is a function of its inputs.
+
+    Args:
+      dense: most of the tensor will be written. Huge pages then make the first touch several times
+        cheaper; in a sparse tensor they would fill memory for a few rows.
     """
     size = math.prod(shape)
-    if size * dtype.itemsize < _MAPPED_BYTES:
+    num_bytes = size * dtype.itemsize
+    if num_bytes < _MAPPED_BYTES:
         return torch.zeros(shape, dtype=dtype)
-    mapping = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if dense and num_bytes >= _HUGE_BYTES:
+        with contextlib.suppress(OSError):  # a kernel without huge pages: small ones do
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     # The tensor's storage keeps the mapping alive.
     return torch.frombuffer(mapping, dtype=dtype, count=size).view(shape)

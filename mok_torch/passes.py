@@ -47,7 +47,11 @@ def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:
         layer.intermediate,
         layer.shared_intermediate,
     )
-    return Ring(*(lazy_zeros(shape, layer.x.dtype) for shape in shapes))
+    routes = layer.topk_weight.numel()
+    dense = 2 * routes >= ring_rows
+    routed = [lazy_zeros(shape, layer.x.dtype, dense) for shape in shapes[:3]]
+    shared = [lazy_zeros(shape, layer.x.dtype, dense=True) for shape in shapes[3:]]
+    return Ring(*routed, *shared)
 
 
 class WeightGrads(NamedTuple):
@@ -156,12 +160,20 @@ def run_backward(
 
 
 def build_schedule(
-    workspace: Workspace, plan: Plan, topk_idx: Tensor, num_local_experts: int
+    workspace: Workspace, plan: Plan, topk_idx: Tensor, num_local_experts: int, num_experts: int
 ) -> _C.Schedule:
-    """The engine's schedule of int64 topk_idx [T, K], contiguous. Collective."""
+    """The engine's schedule of int64 topk_idx [T, K], contiguous. Collective.
+
+    num_experts: E, which the engine compares on all ranks; 0: what the ranks' experts add up to.
+    """
     config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
     return _C.Schedule.build(
-        workspace.engine, config, topk_idx.data_ptr(), topk_idx.shape[0], num_local_experts
+        workspace.engine,
+        config,
+        topk_idx.data_ptr(),
+        topk_idx.shape[0],
+        num_local_experts,
+        num_experts,
     )
 
 

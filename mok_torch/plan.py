@@ -26,6 +26,7 @@ class Plan(NamedTuple):
       minibatch_rows: 0: the engine's heuristic.
       fwd_num_comm, bwd_num_comm: communication threads.
       num_threads: 0: torch.get_num_threads(), shared by the ranks of the process.
+      num_experts: E as the caller states it; 0: not stated.
       isa: index into _C.ISA_NAMES, -1: the best.
     """
 
@@ -35,6 +36,7 @@ class Plan(NamedTuple):
     fwd_num_comm: int
     bwd_num_comm: int
     num_threads: int
+    num_experts: int
     isa: int
 
 
@@ -69,7 +71,12 @@ def ring_rows(
 
 
 def make_plan(
-    config: MoKConfig, ep_size: int, num_tokens_total: int, topk: int, num_local_experts: int
+    config: MoKConfig,
+    ep_size: int,
+    num_tokens_total: int,
+    topk: int,
+    num_local_experts: int,
+    num_experts: int | None = None,
 ) -> Plan:
     """The plan of a layer call; num_tokens_total is an upper bound over all ranks."""
     rows = ring_rows(config, ep_size, num_tokens_total, topk, num_local_experts)
@@ -84,6 +91,7 @@ def make_plan(
         fwd_num_comm=config.fwd_num_comm_sms,
         bwd_num_comm=config.bwd_num_comm_sms,
         num_threads=config.num_threads or 0,
+        num_experts=0 if num_experts is None else num_experts,
         isa=-1 if config.isa is None else _C.ISA_NAMES.index(config.isa),
     )
 

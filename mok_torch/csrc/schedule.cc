@@ -14,12 +14,14 @@ namespace py = pybind11;
 namespace {
 
 ScheduleHandle BuildSchedule(const WorkspaceHandle& workspace, const MokEngineConfig& config,
-                             uintptr_t topk_idx, int64_t num_tokens, int32_t num_local_experts) {
+                             uintptr_t topk_idx, int64_t num_tokens, int32_t num_local_experts,
+                             int32_t num_experts) {
   MokScheduleArgs args{};
   args.struct_size = sizeof(args);
   args.topk_idx = reinterpret_cast<const int64_t*>(topk_idx);
   args.num_tokens = num_tokens;
   args.num_local_experts = num_local_experts;
+  args.num_experts = num_experts;
   MokSchedule* schedule = nullptr;
   CallWithoutGil([&] { return mok_schedule_build(workspace.get(), &config, &args, &schedule); });
   return ScheduleHandle(schedule);
@@ -64,7 +66,7 @@ void BindSchedule(py::module_& module) {
   py::class_<ScheduleHandle>(module, "Schedule")
       .def_static("build", &BuildSchedule, py::arg("workspace"), py::arg("config"),
                   py::arg("topk_idx"), py::arg("num_tokens"), py::arg("num_local_experts"),
-                  "Collective.")
+                  py::arg("num_experts"), "Collective. num_experts: 0 if it is not known.")
       .def("info", &ScheduleInfo)
       .def("tokens_per_expert", &TokensPerExpert)
       .def(
