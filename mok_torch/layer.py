@@ -307,6 +307,7 @@ class MoELayer(nn.Module):
             workspace=self._workspace,
             config=self.config,
             swiglu_limit=self.swiglu_limit,
+            num_experts=self.num_experts,
         )
         return out if beside is None else beside + out
 
