@@ -47,9 +47,8 @@ struct Silu {
     // The Taylor series: its first dropped term, r^8 / 8!, is below 6e-9.
     constexpr float kCoefficients[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
     Float p = Simd::Set(1.0f / 5040);
-    for (const float coefficient : kCoefficients) {
-      p = Simd::MultiplyAdd(p, r, Simd::Set(coefficient));
-    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 7; ++i) p = Simd::MultiplyAdd(p, r, Simd::Set(kCoefficients[i]));
     // n may be as low as -150: 2^n as the product of two normal powers.
     const Float half = Simd::Nearest(Simd::Multiply(n, Simd::Set(0.5f)));
     const Float rest = Simd::MultiplyAdd(half, Simd::Set(-1.0f), n);

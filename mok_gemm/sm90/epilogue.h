@@ -34,8 +34,8 @@ template <class Config>
 MOK_DEVICE Word4 AdjacentColumns(const uint32_t (&words)[4]) {
   constexpr bool kNoTranspose =
       (Config::kOrder == ColumnOrder::kPermuted && Config::kBug != GemmBug::kWrongColumnOrder) ||
-      (Config::kOrder == ColumnOrder::kNatural && (Config::kBug == GemmBug::kNoQuadTranspose ||
-                                                   Config::kBug == GemmBug::kWrongColumnOrder));
+      (Config::kOrder == ColumnOrder::kNatural &&
+       (Config::kBug == GemmBug::kNoQuadTranspose || Config::kBug == GemmBug::kWrongColumnOrder));
   if constexpr (kNoTranspose) {
     return {words[0], words[1], words[2], words[3]};
   } else {

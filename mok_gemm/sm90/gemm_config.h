@@ -22,19 +22,19 @@ enum class GemmBug : int {
   kNone,
   kSkipFullWait,
   kSkipEmptyWait,
-  kReleaseTooEarly,        // a stage is freed while its multiply may still read it
+  kReleaseTooEarly,  // a stage is freed while its multiply may still read it
   kNoReleaseOfLastStage,
-  kIdleWarpgroupSkips,     // the second warpgroup of a short tile does not free stages
-  kShortTileBytes,         // announces the bytes of the full tile for a short one
+  kIdleWarpgroupSkips,  // the second warpgroup of a short tile does not free stages
+  kShortTileBytes,      // announces the bytes of the full tile for a short one
   kNoWgmmaFence,
-  kEpilogueBeforeWait,     // accumulators are read while the last multiplies are in flight
+  kEpilogueBeforeWait,  // accumulators are read while the last multiplies are in flight
   kWrongStageDescriptor,
   kWrongWarpgroupRows,
-  kSecondHalfFromFirst,    // the up half of a GateUp tile comes from the gate weights
+  kSecondHalfFromFirst,  // the up half of a GateUp tile comes from the gate weights
   kStoresPaddingRows,
   kStoresTailColumns,
   kNoQuadTranspose,
-  kWrongColumnOrder,       // tile loaded in natural order, stored as if permuted
+  kWrongColumnOrder,  // tile loaded in natural order, stored as if permuted
   kTaskReleasedBeforeRead,
   kTaskNotReleased,
   kEmptyCountTooHigh,

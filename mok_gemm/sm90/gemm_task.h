@@ -19,23 +19,23 @@ namespace mok {
 struct GemmTask {
   // Operands. The maps are built from ActivationMapSpec and WeightMapSpec (tensor_maps.h) and live
   // in the kernel's parameters.
-  const TensorMap* a;      // [rows, K]
-  const TensorMap* b[2];   // [experts, N, K], of each half
-  int32_t a_row;           // first row of the tile in A
-  int32_t b_expert;        // coordinates from WeightCoordinate
-  int32_t b_row[2];        // first row of each half
-  int32_t k_blocks;        // ceil(K / Config::kTileK), >= 1; what is beyond K reads as zero
-  int32_t rows;            // valid rows, 1 .. Config::kTileM; others are neither stored nor, where a
-                           // whole warpgroup has none, loaded and multiplied
-  int32_t columns;         // valid columns of an output, a multiple of 8: 1 .. Config::kTileN for
-                           // EpilogueStore, 1 .. Config::kHalfN for EpilogueSwiGlu
+  const TensorMap* a;     // [rows, K]
+  const TensorMap* b[2];  // [experts, N, K], of each half
+  int32_t a_row;          // first row of the tile in A
+  int32_t b_expert;       // coordinates from WeightCoordinate
+  int32_t b_row[2];       // first row of each half
+  int32_t k_blocks;       // ceil(K / Config::kTileK), >= 1; what is beyond K reads as zero
+  int32_t rows;           // valid rows, 1 .. Config::kTileM; others are neither stored nor, where a
+                          // whole warpgroup has none, loaded and multiplied
+  int32_t columns;        // valid columns of an output, a multiple of 8: 1 .. Config::kTileN for
+                          // EpilogueStore, 1 .. Config::kHalfN for EpilogueSwiGlu
 
   // Outputs: bf16, at the tile's first element, 16-byte aligned.
-  float swiglu_limit;      // EpilogueSwiGlu: > 0, +infinity: no clamp
-  int64_t out_stride;      // elements from row to row, of all outputs, a multiple of 8
-  BFloat16* out;           // EpilogueStore: C; EpilogueSwiGlu: h = silu(g) * u
-  BFloat16* gate;          // EpilogueSwiGlu: g
-  BFloat16* up;            // EpilogueSwiGlu: u
+  float swiglu_limit;  // EpilogueSwiGlu: > 0, +infinity: no clamp
+  int64_t out_stride;  // elements from row to row, of all outputs, a multiple of 8
+  BFloat16* out;       // EpilogueStore: C; EpilogueSwiGlu: h = silu(g) * u
+  BFloat16* gate;      // EpilogueSwiGlu: g
+  BFloat16* up;        // EpilogueSwiGlu: u
 };
 
 // Where a half tile of B starts in its tensor map.

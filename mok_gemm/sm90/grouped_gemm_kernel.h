@@ -41,8 +41,7 @@ MOK_DEVICE Task MakeTask(const GroupedGemmParams& p, int64_t tile, const TilePla
   const int32_t column = place.column_tile * kTileColumns;
   const int32_t width = p.operands.width;
   const int32_t column_of_second = kIsSwiGlu ? column : column + Config::kHalfN;
-  const WeightCoordinate first =
-      WeightTileCoordinate(Config::kOrder, place.expert, column, width);
+  const WeightCoordinate first = WeightTileCoordinate(Config::kOrder, place.expert, column, width);
   const WeightCoordinate second =
       WeightTileCoordinate(Config::kOrder, place.expert, column_of_second, width);
   const int64_t offset = row * p.outputs.stride + column;

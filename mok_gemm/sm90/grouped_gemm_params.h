@@ -30,10 +30,10 @@ struct GroupedGemmParams {
     int32_t k_blocks;
   } operands;
   struct Outputs {
-    BFloat16* out;     // [rows, width]: C, or h
-    BFloat16* gate;    // [rows, width], kSwiGlu
-    BFloat16* up;      // [rows, width], kSwiGlu
-    int64_t stride;    // elements, of all of them
+    BFloat16* out;   // [rows, width]: C, or h
+    BFloat16* gate;  // [rows, width], kSwiGlu
+    BFloat16* up;    // [rows, width], kSwiGlu
+    int64_t stride;  // elements, of all of them
     float swiglu_limit;
   } outputs;
   int32_t max_panel_blocks;  // see TileRaster

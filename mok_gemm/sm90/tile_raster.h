@@ -12,7 +12,7 @@ namespace mok {
 
 struct TilePlace {
   int32_t expert;
-  int32_t row_block;    // of the expert
+  int32_t row_block;  // of the expert
   int32_t column_tile;
 };
 
