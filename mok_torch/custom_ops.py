@@ -40,7 +40,25 @@ def _find_workspace(handle: int, x: Tensor, topk: int) -> Workspace:
     return default_workspace(x.shape[-1], topk, x.dtype)
 
 
-@torch.library.custom_op("mok::moe_forward", mutates_args=())
+# Written out: PyTorch's inference from annotations differs between versions.
+_LAYER_SCHEMA = (
+    "Tensor x, {routing}Tensor topk_weight, Tensor w_gate, Tensor w_up, Tensor w_down, "
+    "Tensor? shared_w_gate, Tensor? shared_w_up, Tensor? shared_w_down, Tensor? shared_scale"
+)
+_SETTINGS_SCHEMA = "SymInt workspace, SymInt[] plan, float? swiglu_limit"
+_FORWARD_SCHEMA = (
+    f"({_LAYER_SCHEMA.format(routing='Tensor topk_idx, ')}, {_SETTINGS_SCHEMA})"
+    " -> (" + ", ".join(["Tensor"] * 7) + ")"
+)
+_BACKWARD_SCHEMA = (
+    f"(Tensor d_out, {_LAYER_SCHEMA.format(routing='')}, Tensor schedule_words, Tensor ring_x, "
+    "Tensor ring_gate, Tensor ring_up, Tensor shared_gate, Tensor shared_up, "
+    f"{_SETTINGS_SCHEMA}, bool[] weight_needed)"
+    " -> (" + ", ".join(["Tensor"] * 9) + ")"
+)
+
+
+@torch.library.custom_op("mok::moe_forward", mutates_args=(), schema=_FORWARD_SCHEMA)
 def moe_forward(
     x: Tensor,
     topk_idx: Tensor,
@@ -100,7 +118,7 @@ def _(
     return x.new_empty(x.shape), words, *ring
 
 
-@torch.library.custom_op("mok::moe_backward", mutates_args=())
+@torch.library.custom_op("mok::moe_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
 def moe_backward(
     d_out: Tensor,
     x: Tensor,

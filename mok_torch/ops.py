@@ -18,7 +18,9 @@ __all__ = ["moe_backward", "moe_forward", "router_logits"]
 _NT, _NN, _TN = _C.MATMUL_NT, _C.MATMUL_NN, _C.MATMUL_TN
 
 
-@torch.library.custom_op("mok::matmul", mutates_args=())
+@torch.library.custom_op(
+    "mok::matmul", mutates_args=(), schema="(Tensor a, Tensor b, int layout) -> Tensor"
+)
 def _matmul(a: Tensor, b: Tensor, layout: int) -> Tensor:
     """The fp32 product that layout names (MokMatmulLayout in mok.h), batch-invariant."""
     m, n, k = _sizes(a, b, layout)
