@@ -13,7 +13,7 @@ struct alignas(1024) CopyStorage {
 };
 
 MOK_DEVICE void IssueLoads(const CopyParams& p, CopyStorage& s) {
-  const int32_t(&c)[kLoads][5] = p.coordinates;
+  const auto& c = p.coordinates;
   MbarrierArriveExpectTransaction(&s.full, kLoads * kBoxBytes);
   TensorLoad2d(s.image[0], &p.loads[0], &s.full, c[0][0], c[0][1]);
   TensorLoad3d(s.image[1], &p.loads[1], &s.full, c[1][0], c[1][1], c[1][2]);
@@ -37,7 +37,7 @@ Copies(MOK_GRID_CONSTANT(CopyParams) p) {
   SyncBlock();
   if (thread == 0) {
     IssueLoads(p, s);
-    const int32_t(&c)[2][3] = p.store_coordinates;
+    const auto& c = p.store_coordinates;
     TensorStore2d(&p.store_2d, s.tile[0], c[0][0], c[0][1]);
     TensorStore3d(&p.store_3d, s.tile[1], c[1][0], c[1][1], c[1][2]);
     BulkCommitGroup();
