@@ -34,8 +34,9 @@ class MoKConfig:
       isa: instruction set of the host engine, for example "avx512"; None: the best of this
         machine. The one exception to the rule above: results of two instruction sets may differ in
         the last bits, so all ranks must take the same one.
-      timeout_seconds: how long a rank waits for another one before it raises RankTimeoutError.
-        Read when a workspace is created.
+      timeout_seconds: how long a rank waits for another one before it raises RankTimeoutError. Long
+        enough for a rank that compiles or saves a checkpoint while the others wait. Read when a
+        workspace is created.
     """
 
     fwd_num_comm_sms: int = 0
@@ -44,7 +45,7 @@ class MoKConfig:
     macrobatch_size: int | None = None
     num_threads: int | None = None
     isa: str | None = None
-    timeout_seconds: float = 60.0
+    timeout_seconds: float = 300.0
 
     def __post_init__(self):
         self._check_integer("fwd_num_comm_sms", 0, _MAX_WORKERS)
