@@ -138,6 +138,22 @@ Access BulkAccess(bool write) {
           AccessKind::kAsync, 0xF};
 }
 
+// An H200 clips stores at 16-byte units of the innermost dimension, so that a box writes past an
+// extent that ends inside a unit, and it stops with an illegal instruction when a box begins inside
+// one. Loads have no such unit.
+void CheckStoreGranularity(const TensorMapContents& contents, int coordinate) {
+  const int64_t begin = int64_t{coordinate} * contents.element_bytes;
+  const uint64_t extent = contents.dimensions[0] * contents.element_bytes;
+  if (begin % 16 != 0) {
+    Fail("usage", "tensor store of a box that begins at byte %lld, not a multiple of 16",
+         static_cast<long long>(begin));
+  }
+  if (extent % 16 != 0) {
+    Fail("usage", "tensor store into rows of %llu bytes, not a multiple of 16",
+         static_cast<unsigned long long>(extent));
+  }
+}
+
 }  // namespace
 
 void TensorLoad(uint32_t shared, const void* map, uint32_t barrier, const int* coordinates,
@@ -163,6 +179,7 @@ void TensorStore(const void* map, uint32_t shared, const int* coordinates, int r
   Enter("cp.async.bulk.tensor.store", shared);
   const TensorMapContents contents = CheckMap(map, rank);
   if (shared % 128 != 0) Fail("usage", "tensor store from 0x%x, not 128-byte aligned", shared);
+  CheckStoreGranularity(contents, coordinates[0]);
   const uint32_t bytes = BoxBytes(contents);
   Block* block = CheckShared(shared, bytes, "tensor store");
   const uint32_t offset = shared & kOffsetMask;

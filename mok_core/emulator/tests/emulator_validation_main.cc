@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
   }
   std::map<std::string, ValidationResult> by_name;
   for (const ValidationResult& result : *reference) by_name[result.name] = result;
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // results before a crash are not lost
   int failures = 0;
   size_t compared = 0;
   for (const auto& test : mok::testing::ValidationCases()) {

@@ -44,12 +44,12 @@ struct CopyCase {
   uint16_t *stored_2d, *stored_3d;
 };
 
-inline TensorMap StoreMap(uint16_t* base, int rank) {
+inline TensorMap StoreMap(uint16_t* base, int rank, uint64_t columns = 64) {
   runtime::TensorMapSpec spec{};
   spec.base = base;
   spec.element_bytes = 2;
   spec.rank = rank;
-  spec.dimensions[0] = 68;  // the box hangs over
+  spec.dimensions[0] = columns;  // the box hangs over
   spec.strides[0] = 72 * 2;
   spec.box[0] = primitives::kStoreColumns;
   if (rank == 2) {
@@ -94,7 +94,7 @@ inline CopyCase MakeCopyCase() {
   test.stored_3d = DeviceArray(blank, "stored_3d");
   test.params.store_2d = StoreMap(test.stored_2d, 2);
   test.params.store_3d = StoreMap(test.stored_3d, 3);
-  const int32_t coordinates[2][3] = {{8, 30, 0}, {-4, 2, 5}};
+  const int32_t coordinates[2][3] = {{8, 30, 0}, {-8, 2, 5}};
   std::memcpy(test.params.store_coordinates, coordinates, sizeof coordinates);
   return test;
 }

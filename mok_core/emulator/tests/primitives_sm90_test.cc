@@ -1,5 +1,7 @@
 #include "mok_core/emulator/tests/primitives_sm90.h"
 
+#include <gmock/gmock.h>
+
 #include <bit>
 #include <cmath>
 
@@ -8,6 +10,8 @@
 
 namespace mok::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 // What a load's box holds at element `index` of row `row`; rows count the outer dimensions.
 uint16_t WantedElement(const LoadSpec& load, int row, int index) {
@@ -57,15 +61,30 @@ TEST(PrimitivesSm90Test, TensorStoresClipBoxes) {
     for (int column = 0; column < 72; ++column) {
       const int place = row * 72 + column;
       const int r2 = row - 30, c2 = column - 8;  // box at (8, 30)
-      const bool in_2d = column < 68 && r2 >= 0 && r2 < 16 && c2 >= 0 && c2 < 64;
+      const bool in_2d = column < 64 && r2 >= 0 && r2 < 16 && c2 >= 0 && c2 < 64;
       const int want_2d = in_2d ? SwizzledByte((r2 * 64 + c2) * 2, Swizzle::k128) / 2 : 0xABCD;
       ASSERT_EQ(stored_2d[place], want_2d) << row << " " << column;
-      const int c3 = column + 4, y = row % 5 - 2, z = row / 5 - 5;  // box at (-4, 2, 5)
-      const bool in_3d = column < 68 && c3 < 64 && y >= 0 && y < 4 && z >= 0 && z < 4;
+      const int c3 = column + 8, y = row % 5 - 2, z = row / 5 - 5;  // box at (-8, 2, 5)
+      const bool in_3d = column < 64 && c3 < 64 && y >= 0 && y < 4 && z >= 0 && z < 4;
       const int want_3d = in_3d ? 0x8000 + (z * 4 + y) * 64 + c3 : 0xABCD;
       ASSERT_EQ(stored_3d[place], want_3d) << row << " " << column;
     }
   }
+}
+
+// What the hardware answers with a write outside the tensor or an illegal instruction.
+TEST(PrimitivesSm90Test, TensorStoresKeepToUnitsOfSixteenBytes) {
+  StartCase({2, 0.1});
+  CopyCase test = MakeCopyCase();
+  test.params.store_coordinates[1][0] = -4;
+  MOK_CHECK(Launch(primitives::CopyKernel(), test.params, {}).ok());
+  EXPECT_THAT(runtime::Synchronize().message(), HasSubstr("begins at byte -8"));
+
+  StartCase({2, 0.1});
+  test = MakeCopyCase();
+  test.params.store_2d = StoreMap(test.stored_2d, 2, 68);
+  MOK_CHECK(Launch(primitives::CopyKernel(), test.params, {}).ok());
+  EXPECT_THAT(runtime::Synchronize().message(), HasSubstr("rows of 136 bytes"));
 }
 
 TEST(PrimitivesSm90Test, WarpFunctions) {
