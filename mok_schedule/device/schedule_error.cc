@@ -1,0 +1,32 @@
+#include "mok_schedule/device/schedule_error.h"
+
+namespace mok {
+
+Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record) {
+  switch (record.kind) {
+    case ScheduleErrorKind::kNone:
+      return OkStatus();
+    case ScheduleErrorKind::kExpertId:
+      return OutOfRangeError("expert id of rank ", record.rank, ", token ", record.token, ", k ",
+                             record.k, ": expected -1 to ", record.expected - 1, ", got ",
+                             record.observed);
+    case ScheduleErrorKind::kTopk:
+      return InvalidArgumentError("topk of rank ", record.rank, ": expected ", record.expected,
+                                  ", that of rank 0, got ", record.observed);
+    case ScheduleErrorKind::kNumExperts:
+      return InvalidArgumentError("number of experts of rank ", record.rank, ": expected ",
+                                  record.expected, ", that of rank 0, got ", record.observed);
+    case ScheduleErrorKind::kExpertRanges:
+      return InvalidArgumentError("experts of rank ", record.rank, ": expected to ",
+                                  "start where the ranks below end, at ", record.expected,
+                                  ", and to end at the number of experts; got ", record.observed);
+  }
+  return InternalError("schedule error record of kind ", static_cast<int>(record.kind));
+}
+
+const char* ScheduleWaitName(int32_t wait) {
+  return static_cast<ScheduleWait>(wait) == ScheduleWait::kRank ? "expert ids of the rank"
+                                                                : "counts of all blocks";
+}
+
+}  // namespace mok

@@ -1,0 +1,41 @@
+// What the schedule kernel found wrong with its inputs. Shared by device and host code.
+#pragma once
+
+#include <cstdint>
+
+#include "mok_core/status.h"
+
+namespace mok {
+
+enum class ScheduleErrorKind : int32_t {
+  kNone,
+  kExpertId,      // an id outside [-1, E); the route was treated as "no route"
+  kTopk,          // ranks disagree on K; the table was left empty, as for the other two
+  kNumExperts,    // ranks disagree on E
+  kExpertRanges,  // the ranks' experts are not consecutive ranges that end at E
+};
+
+// In mapped host memory, one per rank, zero before first use. The first error is kept; every rank
+// records the same one.
+struct ScheduleErrorRecord {
+  uint32_t state;  // 0: nothing, 1: being written, 2: complete
+  ScheduleErrorKind kind;
+  int32_t rank;      // that the error is about
+  int32_t k;         // kExpertId: the route is number k of `token`
+  int64_t token;     // kExpertId
+  int64_t expected;  // kExpertId, kNumExperts: E; kTopk: K; kExpertRanges: the range's first expert
+  int64_t observed;  // the id, or what the rank announced
+};
+
+// Ok when nothing was recorded; kOutOfRange for an id, kInvalidArgument for ranks that disagree.
+// Call when the kernel has ended.
+Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record);
+
+// What a block of the kernel waits for: DeviceWaitRecord::task_kind. The record's task is the rank
+// waited for (kRank) or 0.
+enum class ScheduleWait : int32_t { kRank, kCounts };
+
+// For DeviceWaitNames::task_kind.
+const char* ScheduleWaitName(int32_t wait);
+
+}  // namespace mok

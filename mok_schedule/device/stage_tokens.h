@@ -1,0 +1,148 @@
+// First step of the schedule kernel: a rank publishes its expert ids, and reads what the others
+// have announced.
+#pragma once
+
+#include <cstdint>
+
+#include "mok_core/device/device.h"
+#include "mok_core/device/wait.h"
+#include "mok_schedule/device/schedule_bug.h"
+#include "mok_schedule/device/schedule_storage.h"
+
+namespace mok {
+
+inline constexpr int64_t kNoRoute = INT64_MAX;
+
+MOK_DEVICE int64_t LoadExpertId(const ScheduleParams::Tokens& tokens, int64_t route) {
+  return tokens.id_bytes == 8 ? static_cast<const int64_t*>(tokens.expert_ids)[route]
+                              : static_cast<const int32_t*>(tokens.expert_ids)[route];
+}
+
+template <int kBug>
+MOK_DEVICE uint64_t BufferOf(uint64_t epoch) {
+  return kBug == kScheduleSingleBuffer ? 0 : epoch;
+}
+
+// Tells every rank that this rank's ids lie ready. By the whole block that staged last.
+template <int kBug, class Storage>
+MOK_DEVICE void Announce(const ScheduleParams& p, Storage& s) {
+  Candidate first = {kNoRoute, 0};
+  for (int block = Thread(); block < static_cast<int>(GridDimensions().x);
+       block += Storage::kNumThreads) {
+    const InvalidId& invalid = p.scratch.invalid[block];
+    if (invalid.route < first.order) first = {invalid.route, invalid.id};
+  }
+  first = BlockMinimum(s.scratch, first);
+  const int64_t invalid_route = first.order == kNoRoute ? -1 : first.order;
+  const ScheduleHeader header = {p.tokens.num_tokens,
+                                 invalid_route,
+                                 first.value,
+                                 p.layer.topk,
+                                 p.layer.num_experts,
+                                 p.layer.first_expert,
+                                 p.schedule.num_local_experts};
+  const ScheduleExchangeLayout& layout = p.exchange.layout;
+  for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
+    std::byte* region = p.exchange.regions[rank];
+    auto* headers =
+        reinterpret_cast<ScheduleHeader*>(region + layout.headers(BufferOf<kBug>(s.epoch)));
+    headers[p.layer.rank] = header;
+    uint64_t* flag = reinterpret_cast<uint64_t*>(region + layout.flags()) + p.layer.rank;
+    if (kBug == kScheduleFlagOfGpuScope) {
+      StoreReleaseGpu(flag, s.epoch);
+    } else {
+      StoreReleaseSys(flag, s.epoch);
+    }
+  }
+  if (Thread() == 0) StoreRelaxedGpu(&p.state->staged_blocks, uint64_t{0});
+}
+
+// Copies the ids to where the other ranks read them, invalid ones as -1.
+template <int kBug, class Storage>
+MOK_DEVICE void StageTokens(const ScheduleParams& p, Storage& s) {
+  auto* staged = reinterpret_cast<int32_t*>(p.exchange.regions[p.layer.rank] +
+                                            p.exchange.layout.ids(BufferOf<kBug>(s.epoch)));
+  const int64_t num_routes = p.tokens.num_tokens * p.layer.topk;
+  const int64_t stride = int64_t{GridDimensions().x} * Storage::kNumThreads;
+  Candidate first = {kNoRoute, 0};
+  for (int64_t route = int64_t{BlockIndex().x} * Storage::kNumThreads + Thread();
+       route < num_routes; route += stride) {
+    const int64_t id = LoadExpertId(p.tokens, route);
+    const bool valid = id >= -1 && id < p.layer.num_experts;
+    staged[route] = valid || kBug == kScheduleInvalidIdKept ? static_cast<int32_t>(id) : -1;
+    if (!valid && route < first.order) first = {route, id};
+  }
+  first = BlockMinimum(s.scratch, first);
+  if (Thread() == 0) {
+    p.scratch.invalid[BlockIndex().x] = {first.order, first.value};
+    // Released are the stores of the whole block, which BlockMinimum has synchronised.
+    const uint64_t before = AtomicAddAcquireReleaseGpu(&p.state->staged_blocks, uint64_t{1});
+    const uint64_t last = kBug == kScheduleAnnounceTooEarly ? 0 : GridDimensions().x - 1;
+    s.is_last = before == last ? 1 : 0;
+  }
+  SyncBlock();
+  if (s.is_last != 0) Announce<kBug>(p, s);
+}
+
+// Waits until every rank, this one included, has announced its batch. False: aborted.
+template <int kBug, class Storage>
+MOK_DEVICE bool WaitForRanks(const ScheduleParams& p, Storage& s, DeviceWait& wait) {
+  const auto* flags = reinterpret_cast<const uint64_t*>(p.exchange.regions[p.layer.rank] +
+                                                        p.exchange.layout.flags());
+  for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
+    if (kBug == kScheduleNoWaitForRanks && rank != p.layer.rank) continue;
+    wait.SetTask(static_cast<int32_t>(ScheduleWait::kRank), rank);
+    const bool held = kBug == kScheduleWaitOfGpuScope ? wait.ForCounterGpu(flags + rank, s.epoch)
+                                                      : wait.ForCounterSys(flags + rank, s.epoch);
+    if (!held) break;
+  }
+  return AllWaitsHeld(s, wait);
+}
+
+// The ranks' first disagreement as (rank * 8 + kind), or kNoRoute. A rank compares itself with
+// rank 0, and its experts with those of the rank below.
+MOK_DEVICE int64_t Disagreement(const ScheduleHeader* headers, int rank, int ep_size) {
+  const ScheduleHeader& header = headers[rank];
+  const ScheduleHeader& first = headers[0];
+  const int32_t expected =
+      rank == 0 ? 0 : headers[rank - 1].first_expert + headers[rank - 1].num_local_experts;
+  const int32_t end = header.first_expert + header.num_local_experts;
+  ScheduleErrorKind kind = ScheduleErrorKind::kNone;
+  if (header.topk != first.topk) {
+    kind = ScheduleErrorKind::kTopk;
+  } else if (header.num_experts != first.num_experts) {
+    kind = ScheduleErrorKind::kNumExperts;
+  } else if (header.first_expert != expected ||
+             (rank == ep_size - 1 && end != header.num_experts)) {
+    kind = ScheduleErrorKind::kExpertRanges;
+  }
+  return kind == ScheduleErrorKind::kNone ? kNoRoute : rank * 8 + static_cast<int64_t>(kind);
+}
+
+// Fills token_begin and ids from the headers. Ranks that disagree count as having no tokens: all
+// see the same headers and come to the same verdict. Returns the disagreement, or kNoRoute.
+template <int kBug, class Storage>
+MOK_DEVICE int64_t ReadHeaders(const ScheduleParams& p, Storage& s) {
+  const uint64_t buffer = BufferOf<kBug>(s.epoch);
+  const auto* headers = reinterpret_cast<const ScheduleHeader*>(p.exchange.regions[p.layer.rank] +
+                                                                p.exchange.layout.headers(buffer));
+  Candidate problem = {kNoRoute, 0};
+  for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
+    s.token_begin[rank] = headers[rank].num_tokens;
+    s.ids[rank] =
+        reinterpret_cast<const int32_t*>(p.exchange.regions[rank] + p.exchange.layout.ids(buffer));
+    const int64_t order = Disagreement(headers, rank, p.layer.ep_size);
+    if (order < problem.order) problem.order = order;
+  }
+  problem = BlockMinimum(s.scratch, problem);
+  if (problem.order != kNoRoute) {
+    for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
+      s.token_begin[rank] = 0;
+    }
+    SyncBlock();
+  }
+  ExclusiveScan(s.scratch, s.token_begin, p.layer.ep_size, Sum());
+  return problem.order;
+}
+
+}  // namespace mok
