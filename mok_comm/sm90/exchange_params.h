@@ -1,0 +1,78 @@
+// What the exchange roles of a kernel are given. Shared by host and device code; parts of a
+// kernel's parameters.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mok_core/macros.h"
+
+namespace mok {
+
+// Ranks of one NVLink domain.
+inline constexpr int kMaxExchangeRanks = 72;
+
+// A matrix of rows on every rank, mapped into this rank's address space.
+struct PeerRows {
+  std::byte* of_rank[kMaxExchangeRanks];  // [rows of that rank, row_bytes], 16-byte aligned
+  int64_t row_bytes;                      // a multiple of 16
+};
+
+// Where a row of the routing table comes from and goes to; device memory, constant while the kernel
+// runs.
+struct RowSources {
+  const int32_t* rank;   // [rows] rank that holds the token
+  const int32_t* route;  // [rows] token * topk + k there
+};
+
+// One direction of the exchange.
+struct RowExchange {
+  RowSources sources;
+  PeerRows peers;          // pull: rows of tokens, read; push: rows of routes, written
+  std::byte* local;        // [ring rows, row_bytes]: pull: written; push: read
+  int32_t routes_per_row;  // pull of token rows: topk, row = route / topk; rows of routes: 1
+  int32_t own_rank;        // its rows do not cross a link and are not paced
+  uint64_t interval_ns;    // least time between two remote chunks of one warp; 0: not paced
+};
+
+// Which of the two meetings of a pass.
+enum class Meeting : int32_t { kEntry, kExit };
+inline constexpr int kNumMeetings = 2;
+
+// Flags through which the ranks meet. flags of rank r lie in r's memory, are written by its peers
+// with the number of the pass and only grow. Zero before the first pass.
+struct RankMeeting {
+  uint64_t* flags_of_rank[kMaxExchangeRanks];  // [kNumMeetings, num_ranks]
+  int32_t rank;
+  int32_t num_ranks;
+
+  // The flag that `from` raises in the memory of `in`.
+  MOK_HOST_DEVICE uint64_t* Flag(int in, Meeting meeting, int from) const {
+    return flags_of_rank[in] + static_cast<int>(meeting) * num_ranks + from;
+  }
+  static constexpr size_t FlagBytes(int num_ranks) {
+    return sizeof(uint64_t) * kNumMeetings * num_ranks;
+  }
+};
+
+// Mistakes that tests plant; the emulator or the comparison of results has to notice each.
+enum class ExchangeBug : int32_t {
+  kNone,
+  kSkipTileWait,         // rows move before their counters allow
+  kNoFenceAfterWait,     // bulk loads of acquired rows without a proxy fence
+  kSignalBeforeWritten,  // a tile is signalled when its staging has been read, not written out
+  kRelaxedSignal,
+  kNoReadWait,      // the staging is loaded while the last store still reads it
+  kNoFullWait,      // and stored before the load has landed
+  kChunkPastRow,    // the last chunk of a row is not cut
+  kTokenAsRoute,    // rows of tokens are addressed as rows of routes
+  kNoFlushAtEnd,    // the last tile is never signalled
+  kFlagOfGpuScope,  // meetings
+  kWaitOfGpuScope,
+  kNoEntryWait,
+  kNoExitWait,
+  kFlagOfOtherMeeting,
+  kCount
+};
+
+}  // namespace mok

@@ -1,0 +1,44 @@
+// Entry and exit barrier of the ranks, as a task of one warp.
+#pragma once
+
+#include "mok_comm/sm90/exchange_params.h"
+#include "mok_core/device/device.h"
+#include "mok_core/device/wait.h"
+
+namespace mok {
+
+// Tells every rank that this one has come to `meeting` of pass `epoch` (1, 2, ...), and waits for
+// all of them. What the warp has seen happen before, on this GPU or another, is visible to every
+// rank that has met it. All lanes of the warp call; lane l looks after ranks l, l + 32, ...
+//
+// False: the grid is aborted. If the wait itself ran out of time, the record's task is the missing
+// rank and its kind `task_kind`. Give `wait` less patience than the waits for counters of this GPU:
+// they start as early, depend on the meeting, and would be reported in its place.
+template <ExchangeBug kBug = ExchangeBug::kNone>
+MOK_DEVICE bool MeetRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch,
+                          int32_t task_kind, DeviceWait& wait) {
+  const int lane = static_cast<int>(ThreadIndex().x) % 32;
+  SyncWarp();  // what lane 0 has acquired is released by every lane
+  const Meeting raised = kBug == ExchangeBug::kFlagOfOtherMeeting ? Meeting::kEntry : meeting;
+  for (int rank = lane; rank < ranks.num_ranks; rank += 32) {
+    uint64_t* flag = ranks.Flag(rank, raised, ranks.rank);
+    if (kBug == ExchangeBug::kFlagOfGpuScope) {
+      StoreReleaseGpu(flag, epoch);
+    } else {
+      StoreReleaseSys(flag, epoch);
+    }
+  }
+  constexpr bool kNoWait[] = {kBug == ExchangeBug::kNoEntryWait, kBug == ExchangeBug::kNoExitWait};
+  bool met = true;
+  for (int rank = lane; rank < ranks.num_ranks && met; rank += 32) {
+    if (kNoWait[static_cast<int>(meeting)]) continue;
+    const uint64_t* flag = ranks.Flag(ranks.rank, meeting, rank);
+    wait.SetTask(task_kind, rank);
+    met = kBug == ExchangeBug::kWaitOfGpuScope ? wait.ForCounterGpu(flag, epoch)
+                                               : wait.ForCounterSys(flag, epoch);
+  }
+  SyncWarp();  // what any lane has acquired, lane 0 may hand on
+  return Ballot(met) == 0xFFFFFFFFu;
+}
+
+}  // namespace mok

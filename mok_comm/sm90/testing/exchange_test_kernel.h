@@ -1,0 +1,47 @@
+// A kernel that only exchanges, for tests: each rank writes its x, and every row of the table is
+// pulled into a small ring and pushed back to its route on the rank it came from.
+#pragma once
+
+#include <cstddef>
+
+#include "mok_comm/sm90/exchange_params.h"
+#include "mok_core/device/wait_record.h"
+
+namespace mok::testing {
+
+struct ExchangeTestParams {
+  struct Tiles {
+    int32_t num_tiles;      // of the table
+    int32_t rows_per_tile;  // the last may have fewer
+    int32_t num_rows;
+    int32_t ring_tiles;  // tile t lives in ring slot t % ring_tiles
+  } tiles;
+  RowExchange pull;  // peers' x -> ring
+  RowExchange push;  // ring -> peers' returned rows
+  RankMeeting meeting;
+  struct Signals {
+    uint64_t* entered;  // 1 once the entry has been passed
+    uint64_t* filled;   // [ring_tiles] tiles pulled into the slot
+    uint64_t* sent;     // [ring_tiles] tiles pushed out of the slot
+    uint64_t* total;    // tiles pushed
+    uint64_t epoch;     // of this launch
+  } signals;
+  const uint32_t* source;  // [x_words]: host -> x
+  uint32_t* x;             // [x_words] this rank's x -> peers' pulls
+  int32_t x_words;
+  const uint32_t* returned;  // [words] this rank's returned rows: peers' pushes -> copy
+  uint32_t* copy;            // [words] what was there after the exit
+  int32_t words;
+  uint32_t chunk_bytes;
+  DeviceWaitParams wait;          // for counters of this GPU
+  DeviceWaitParams meeting_wait;  // less patient, so that the record names the missing rank
+};
+
+inline constexpr int kExchangeTestThreads = 64;  // warp 0 pulls, warp 1 pushes
+inline constexpr uint32_t kExchangeTestChunkBytes = 512;
+
+// Kernel address; bug: ExchangeBug.
+const void* ExchangeTestKernel(int bug);
+size_t ExchangeTestSharedBytes();
+
+}  // namespace mok::testing
