@@ -80,17 +80,18 @@ MOK_DEVICE void Store8(BFloat16* base, int64_t offset, Word4 value) {
 
 }  // namespace gemm_internal
 
-// C, rounded to bf16.
-template <class Config>
-MOK_DEVICE void EpilogueStore(const GemmTask& task,
-                              const float (&accumulator)[Config::kAccumulators]) {
-  using namespace gemm_internal;
+namespace gemm_internal {
+
+// The first 32 * kGroups columns of C.
+template <class Config, int kGroups>
+MOK_DEVICE void StoreColumns(const GemmTask& task,
+                             const float (&accumulator)[Config::kAccumulators]) {
   const StorePlace place;
   const ValidPart<Config> valid(task);
   const int64_t stride = task.out_stride;
   BFloat16* out = task.out + place.row * stride + place.column;
   MOK_UNROLL
-  for (int group = 0; group < Config::kTileN / 32; ++group) {
+  for (int group = 0; group < kGroups; ++group) {
     MOK_UNROLL
     for (int half = 0; half < 2; ++half) {
       uint32_t words[4];
@@ -100,6 +101,19 @@ MOK_DEVICE void EpilogueStore(const GemmTask& task,
         Store8(out, 8 * half * stride + 32 * group, value);
       }
     }
+  }
+}
+
+}  // namespace gemm_internal
+
+// C, rounded to bf16.
+template <class Config>
+MOK_DEVICE void EpilogueStore(const GemmTask& task,
+                              const float (&accumulator)[Config::kAccumulators]) {
+  if (task.b_halves == 1) {
+    gemm_internal::StoreColumns<Config, Config::kHalfN / 32>(task, accumulator);
+  } else {
+    gemm_internal::StoreColumns<Config, Config::kTileN / 32>(task, accumulator);
   }
 }
 

@@ -24,8 +24,10 @@ enum class GemmBug : int {
   kSkipEmptyWait,
   kReleaseTooEarly,  // a stage is freed while its multiply may still read it
   kNoReleaseOfLastStage,
-  kIdleWarpgroupSkips,  // the second warpgroup of a short tile does not free stages
-  kShortTileBytes,      // announces the bytes of the full tile for a short one
+  kIdleWarpgroupSkips,       // the second warpgroup of a short tile does not free stages
+  kShortTileBytes,           // announces the bytes of the full tile for a short one
+  kNarrowTileBytes,          // announces both halves of B when only the first is loaded
+  kNarrowTileMultipliesAll,  // multiplies both halves when only the first is loaded
   kNoWgmmaFence,
   kEpilogueBeforeWait,  // accumulators are read while the last multiplies are in flight
   kWrongStageDescriptor,
@@ -36,7 +38,7 @@ enum class GemmBug : int {
   kNoQuadTranspose,
   kWrongColumnOrder,  // tile loaded in natural order, stored as if permuted
   kTaskReleasedBeforeRead,
-  kTaskNotReleased,
+  kQueueCountTooHigh,
   kEmptyCountTooHigh,
   kNoInitFence,
   kCount

@@ -25,6 +25,8 @@ struct GemmTask {
   int32_t b_expert;       // coordinates from WeightCoordinate
   int32_t b_row[2];       // first row of each half
   int32_t k_blocks;       // ceil(K / Config::kTileK), >= 1; what is beyond K reads as zero
+  int32_t b_halves;       // 2; 1 for EpilogueStore with at most kHalfN columns: the second half is
+                          // neither loaded nor multiplied
   int32_t rows;           // valid rows, 1 .. Config::kTileM; others are neither stored nor, where a
                           // whole warpgroup has none, loaded and multiplied
   int32_t columns;        // valid columns of an output, a multiple of 8: 1 .. Config::kTileN for

@@ -60,21 +60,24 @@ MOK_DEVICE void ProducerLoadTile(const GemmTask& task_in_shared, GemmStages<Conf
   const GemmTask task = task_in_shared;
   const int warpgroups =
       (task.rows + Config::kWarpgroupM - 1) / Config::kWarpgroupM;  // that have valid rows
-  const uint32_t bytes =
-      (Config::kBug == GemmBug::kShortTileBytes ? Config::kABytes
-                                                : warpgroups * Config::kABoxBytes) +
-      Config::kBBytes;
+  const uint32_t bytes_of_a =
+      Config::kBug == GemmBug::kShortTileBytes ? Config::kABytes : warpgroups * Config::kABoxBytes;
+  const uint32_t bytes_of_b = Config::kBug == GemmBug::kNarrowTileBytes
+                                  ? Config::kBBytes
+                                  : task.b_halves * Config::kBBoxBytes;
   constexpr int kSecond = Config::kBug == GemmBug::kSecondHalfFromFirst ? 0 : 1;
   for (int block = 0; block < task.k_blocks; ++block, pipeline.Advance()) {
     if (Config::kBug != GemmBug::kSkipEmptyWait) pipeline.Acquire(wait);
-    uint64_t* full = pipeline.ExpectBytes(bytes);
+    uint64_t* full = pipeline.ExpectBytes(bytes_of_a + bytes_of_b);
     const int k = block * Config::kTileK;
     unsigned char* a = stages.a[pipeline.stage()];
     unsigned char* b = stages.b[pipeline.stage()];
     TensorLoad2d(a, task.a, full, k, task.a_row);
     gemm_internal::LoadHalfB<Config>(b, task.b[0], full, k, {task.b_expert, task.b_row[0]});
-    gemm_internal::LoadHalfB<Config>(b + Config::kBBoxBytes, task.b[kSecond], full, k,
-                                     {task.b_expert, task.b_row[kSecond]});
+    if (task.b_halves > 1) {
+      gemm_internal::LoadHalfB<Config>(b + Config::kBBoxBytes, task.b[kSecond], full, k,
+                                       {task.b_expert, task.b_row[kSecond]});
+    }
     if (warpgroups > 1) {
       TensorLoad2d(a + Config::kABoxBytes, task.a, full, k, task.a_row + Config::kWarpgroupM);
     }
@@ -99,28 +102,14 @@ class GemmConsumer {
   // freed the stages without multiplying, and the accumulator is undefined.
   template <class Waiter>
   MOK_DEVICE bool MainLoop(const GemmTask& task, const Waiter& wait, Accumulator& accumulator) {
-    const int k_blocks = task.k_blocks;
     if (task.rows <= warpgroup_ * Config::kWarpgroupM) {
-      if (Config::kBug != GemmBug::kIdleWarpgroupSkips) SkipStages(k_blocks, wait);
+      if (Config::kBug != GemmBug::kIdleWarpgroupSkips) SkipStages(task.k_blocks, wait);
       return false;
     }
-    int previous = 0;
-    for (int block = 0; block < k_blocks; ++block, pipeline_.Advance()) {
-      if (Config::kBug != GemmBug::kSkipFullWait) pipeline_.Wait(wait);
-      const int stage = pipeline_.stage();
-      if (Config::kBug != GemmBug::kNoWgmmaFence) WgmmaFence();
-      Multiply(stage, block > 0, accumulator);
-      WgmmaCommitGroup();
-      if (Config::kBug == GemmBug::kReleaseTooEarly) Release(stage);
-      // One group stays in flight, so that the tensor core never waits for the next barrier.
-      WgmmaWaitGroup<1>(accumulator);
-      if (Config::kBug != GemmBug::kReleaseTooEarly && block > 0) Release(previous);
-      previous = stage;
-    }
-    if (Config::kBug != GemmBug::kEpilogueBeforeWait) WgmmaWaitGroup<0>(accumulator);
-    if (Config::kBug != GemmBug::kReleaseTooEarly &&
-        Config::kBug != GemmBug::kNoReleaseOfLastStage) {
-      Release(previous);
+    if (task.b_halves == 1 && Config::kBug != GemmBug::kNarrowTileMultipliesAll) {
+      Accumulate<Config::kHalfN>(task.k_blocks, wait, FirstHalf(accumulator));
+    } else {
+      Accumulate<Config::kTileN>(task.k_blocks, wait, accumulator);
     }
     return true;
   }
@@ -133,17 +122,46 @@ class GemmConsumer {
     return Config::kBug == GemmBug::kWrongWarpgroupRows ? 0 : warpgroup * Config::kABoxBytes;
   }
 
+  // The registers of the first kHalfN columns.
+  static MOK_DEVICE float (&FirstHalf(Accumulator& accumulator)) [Config::kAccumulators / 2] {
+    return reinterpret_cast<float (&)[Config::kAccumulators / 2]>(accumulator);
+  }
+
+  // The products of all K blocks, for the first kN columns of the tile.
+  template <int kN, class Waiter>
+  MOK_DEVICE void Accumulate(int k_blocks, const Waiter& wait, float (&accumulator)[kN / 2]) {
+    int previous = 0;
+    for (int block = 0; block < k_blocks; ++block, pipeline_.Advance()) {
+      if (Config::kBug != GemmBug::kSkipFullWait) pipeline_.Wait(wait);
+      const int stage = pipeline_.stage();
+      if (Config::kBug != GemmBug::kNoWgmmaFence) WgmmaFence();
+      Multiply<kN>(stage, block > 0, accumulator);
+      WgmmaCommitGroup();
+      if (Config::kBug == GemmBug::kReleaseTooEarly) Release(stage);
+      // One group stays in flight, so that the tensor core never waits for the next barrier.
+      WgmmaWaitGroup<1>(accumulator);
+      if (Config::kBug != GemmBug::kReleaseTooEarly && block > 0) Release(previous);
+      previous = stage;
+    }
+    if (Config::kBug != GemmBug::kEpilogueBeforeWait) WgmmaWaitGroup<0>(accumulator);
+    if (Config::kBug != GemmBug::kReleaseTooEarly &&
+        Config::kBug != GemmBug::kNoReleaseOfLastStage) {
+      Release(previous);
+    }
+  }
+
   // Issues the multiplies of one K block. Steps of K move both descriptors by 32 bytes inside the
   // swizzle span.
-  MOK_DEVICE void Multiply(int stage, bool accumulate, Accumulator& accumulator) const {
+  template <int kN>
+  MOK_DEVICE void Multiply(int stage, bool accumulate, float (&accumulator)[kN / 2]) const {
     const int from = Config::kBug == GemmBug::kWrongStageDescriptor ? 0 : stage;
     const uint64_t a = AdvanceDescriptor(descriptor_a_, from * Config::kABytes);
     const uint64_t b = AdvanceDescriptor(descriptor_b_, stage * Config::kBBytes);
     MOK_UNROLL
     for (int step = 0; step < Config::kTileK / kInstructionK; ++step) {
       const uint32_t bytes = step * kInstructionK * 2;
-      WgmmaBf16<Config::kTileN>(accumulator, AdvanceDescriptor(a, bytes),
-                                AdvanceDescriptor(b, bytes), accumulate || step > 0);
+      WgmmaBf16<kN>(accumulator, AdvanceDescriptor(a, bytes), AdvanceDescriptor(b, bytes),
+                    accumulate || step > 0);
     }
   }
 
@@ -151,6 +169,7 @@ class GemmConsumer {
   MOK_DEVICE void SkipStages(int k_blocks, const Waiter& wait) {
     for (int block = 0; block < k_blocks; ++block, pipeline_.Advance()) {
       pipeline_.Wait(wait);
+      SyncWarp();  // no lane still waits for a phase that the release lets pass
       Release(pipeline_.stage());
     }
   }

@@ -31,19 +31,26 @@ struct SharedStorage {
 template <class Config>
 constexpr uint32_t kThreads = Config::kConsumerThreads + 128;
 
+// Output columns of a whole tile.
+template <class Config, GemmEpilogue kEpilogue>
+constexpr int32_t kTileColumns =
+    kEpilogue == GemmEpilogue::kSwiGlu ? Config::kHalfN : Config::kTileN;
+
+// The task of a place; columns <= 0 for the second half of a tile that has none.
 template <class Config, GemmEpilogue kEpilogue>
 MOK_DEVICE Task MakeTask(const GroupedGemmParams& p, int64_t tile, const TilePlace& place) {
   constexpr bool kIsSwiGlu = kEpilogue == GemmEpilogue::kSwiGlu;
-  constexpr int32_t kTileColumns = kIsSwiGlu ? Config::kHalfN : Config::kTileN;
   const int32_t row_in_expert = place.row_block * Config::kTileM;
   const int32_t row = p.rows.begin[place.expert] + row_in_expert;
   const int32_t rest = p.rows.count[place.expert] - row_in_expert;
-  const int32_t column = place.column_tile * kTileColumns;
   const int32_t width = p.operands.width;
-  const int32_t column_of_second = kIsSwiGlu ? column : column + Config::kHalfN;
+  const int32_t column = place.column_tile * kTileColumns<Config, kEpilogue> +
+                         (place.part == TilePart::kSecondHalf ? Config::kHalfN : 0);
+  const int32_t most_columns =
+      place.part == TilePart::kWhole ? kTileColumns<Config, kEpilogue> : Config::kHalfN;
   const WeightCoordinate first = WeightTileCoordinate(Config::kOrder, place.expert, column, width);
-  const WeightCoordinate second =
-      WeightTileCoordinate(Config::kOrder, place.expert, column_of_second, width);
+  const WeightCoordinate second = WeightTileCoordinate(
+      Config::kOrder, place.expert, kIsSwiGlu ? column : column + Config::kHalfN, width);
   const int64_t offset = row * p.outputs.stride + column;
   Task task;
   task.tile = tile;
@@ -56,7 +63,8 @@ MOK_DEVICE Task MakeTask(const GroupedGemmParams& p, int64_t tile, const TilePla
   task.gemm.b_row[1] = second.row;
   task.gemm.k_blocks = p.operands.k_blocks;
   task.gemm.rows = rest < Config::kTileM ? rest : Config::kTileM;
-  task.gemm.columns = width - column < kTileColumns ? width - column : kTileColumns;
+  task.gemm.columns = width - column < most_columns ? width - column : most_columns;
+  task.gemm.b_halves = kIsSwiGlu || task.gemm.columns > Config::kHalfN ? 2 : 1;
   task.gemm.swiglu_limit = p.outputs.swiglu_limit;
   task.gemm.out_stride = p.outputs.stride;
   task.gemm.out = p.outputs.out + offset;
@@ -72,17 +80,21 @@ MOK_DEVICE DeviceWait WaitOf(const GroupedGemmParams& p, GroupedGemmRole role) {
 
 template <class Config, GemmEpilogue kEpilogue>
 MOK_DEVICE void SchedulerRole(const GroupedGemmParams& p, SharedStorage<Config>& s) {
-  constexpr int32_t kTileColumns =
-      kEpilogue == GemmEpilogue::kSwiGlu ? Config::kHalfN : Config::kTileN;
   DeviceWait wait = WaitOf<Config>(p, GroupedGemmRole::kScheduler);
   TaskQueue<Task, kQueueDepth> queue(s.queue);
-  TileRaster raster({p.rows.count, p.rows.num_experts, CeilDiv(p.operands.width, kTileColumns),
-                     Config::kTileM, p.max_panel_blocks});
+  // Both halves of a GateUp tile are needed for any of its columns: it cannot be split.
+  const bool can_split = kEpilogue == GemmEpilogue::kStore;
+  const auto num_blocks = static_cast<int32_t>(GridDimensions().x);
+  TileRaster raster({p.rows.count, p.rows.num_experts,
+                     CeilDiv(p.operands.width, kTileColumns<Config, kEpilogue>), Config::kTileM,
+                     p.max_panel_blocks, can_split ? num_blocks : 0});
   TilePlace place;
   int64_t tile = BlockIndex().x;
-  for (; raster.Find(tile, place); tile += GridDimensions().x) {
+  for (; raster.Find(tile, place); tile += num_blocks) {
+    const Task task = MakeTask<Config, kEpilogue>(p, tile, place);
+    if (task.gemm.columns <= 0) continue;
     wait.SetTask(0, tile);
-    queue.Push(MakeTask<Config, kEpilogue>(p, tile, place), wait);
+    queue.Push(task, wait);
   }
   Task end = {};
   end.tile = -1;
@@ -110,17 +122,20 @@ MOK_DEVICE void ConsumerRole(const GroupedGemmParams& p, SharedStorage<Config>& 
   DeviceWait wait = WaitOf<Config>(p, GroupedGemmRole::kConsumer);
   TaskQueue<Task, kQueueDepth> queue(s.queue);
   GemmConsumer<Config> consumer(s.stages, s.barriers);
-  for (;; queue.PopByWarp()) {
+  for (;;) {
     const Task& task = queue.Front(wait);
     if (task.tile < 0) break;
     wait.SetTask(0, task.tile);
+    if (Config::kBug == GemmBug::kTaskReleasedBeforeRead) queue.PopByWarp();
     typename GemmConsumer<Config>::Accumulator accumulator;
-    if (!consumer.MainLoop(task.gemm, wait, accumulator)) continue;
-    if constexpr (kEpilogue == GemmEpilogue::kSwiGlu) {
-      EpilogueSwiGlu<Config>(task.gemm, accumulator);
-    } else {
-      EpilogueStore<Config>(task.gemm, accumulator);
+    if (consumer.MainLoop(task.gemm, wait, accumulator)) {
+      if constexpr (kEpilogue == GemmEpilogue::kSwiGlu) {
+        EpilogueSwiGlu<Config>(task.gemm, accumulator);
+      } else {
+        EpilogueStore<Config>(task.gemm, accumulator);
+      }
     }
+    if (Config::kBug != GemmBug::kTaskReleasedBeforeRead) queue.PopByWarp();
   }
 }
 
@@ -130,7 +145,9 @@ GroupedGemm(MOK_GRID_CONSTANT(GroupedGemmParams) p) {
   MOK_SHARED_STORAGE(SharedStorage<Config>, s);
   if (ThreadIndex().x == 0) {
     InitializeGemm<Config>(s.stages, s.barriers);
-    TaskQueue<Task, kQueueDepth>::Initialize(s.queue, Config::kConsumerWarps + 1);
+    constexpr int kReaders = Config::kConsumerWarps + 1;  // and the producer
+    constexpr int kExtra = Config::kBug == GemmBug::kQueueCountTooHigh ? 1 : 0;
+    TaskQueue<Task, kQueueDepth>::Initialize(s.queue, kReaders + kExtra);
     if (Config::kBug != GemmBug::kNoInitFence) FenceMbarrierInit();
   }
   SyncBlock();

@@ -1,0 +1,102 @@
+#include "mok_gemm/sm90/grouped_gemm.h"
+
+#include "mok_core/bits.h"
+#include "mok_core/device/runtime.h"
+#include "mok_gemm/sm90/tensor_maps.h"
+#include "mok_gemm/sm90/tile_raster.h"
+
+namespace mok {
+namespace {
+
+constexpr int kTileK = DefaultSm90GemmConfig<ColumnOrder::kNatural>::kTileK;
+
+Status CheckAligned(const char* name, const void* pointer) {
+  if (pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
+    return InvalidArgumentError(name, " = ", pointer, ": expected a 16-byte aligned address");
+  }
+  return OkStatus();
+}
+
+Status CheckOutputs(const GroupedGemmProblem& problem) {
+  MOK_RETURN_IF_ERROR(CheckAligned("out", problem.out));
+  if (problem.out_stride < problem.width || problem.out_stride % 8 != 0) {
+    return InvalidArgumentError("out_stride = ", problem.out_stride,
+                                ": expected a multiple of 8, at least width = ", problem.width);
+  }
+  if (problem.epilogue != GemmEpilogue::kSwiGlu) return OkStatus();
+  MOK_RETURN_IF_ERROR(CheckAligned("gate", problem.gate));
+  MOK_RETURN_IF_ERROR(CheckAligned("up", problem.up));
+  if (!(problem.swiglu_limit > 0)) {
+    return InvalidArgumentError("swiglu_limit = ", problem.swiglu_limit,
+                                ": expected a positive number or infinity");
+  }
+  return OkStatus();
+}
+
+StatusOr<TensorMap> WeightMap(const GroupedGemmProblem& problem, const char* name,
+                              const BFloat16* base, ColumnOrder order, int half_columns) {
+  MOK_RETURN_IF_ERROR(CheckAligned(name, base));
+  const WeightMatrix matrix{base, problem.experts, problem.width, problem.k};
+  MOK_ASSIGN_OR_RETURN(const auto spec, WeightMapSpec(matrix, order, half_columns));
+  return runtime::EncodeTensorMap(spec);
+}
+
+}  // namespace
+
+const char* GroupedGemmRoleName(int32_t role) {
+  switch (static_cast<GroupedGemmRole>(role)) {
+    case GroupedGemmRole::kScheduler:
+      return "scheduler";
+    case GroupedGemmRole::kProducer:
+      return "producer";
+    case GroupedGemmRole::kConsumer:
+      return "consumer";
+  }
+  return "unknown";
+}
+
+StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& problem,
+                                                  ColumnOrder order, int half_columns) {
+  const bool swiglu = problem.epilogue == GemmEpilogue::kSwiGlu;
+  MOK_RETURN_IF_ERROR(CheckAligned("a", problem.a));
+  MOK_ASSIGN_OR_RETURN(const auto a_spec,
+                       ActivationMapSpec(problem.a, problem.rows, problem.k, problem.a_stride));
+  MOK_RETURN_IF_ERROR(CheckOutputs(problem));
+  if (problem.expert_begin == nullptr || problem.expert_count == nullptr) {
+    return InvalidArgumentError("expert_begin and expert_count: expected device addresses");
+  }
+  GroupedGemmParams params{};
+  params.rows = {problem.expert_begin, problem.expert_count, static_cast<int32_t>(problem.experts)};
+  MOK_ASSIGN_OR_RETURN(params.operands.a, runtime::EncodeTensorMap(a_spec));
+  MOK_ASSIGN_OR_RETURN(params.operands.b[0],
+                       WeightMap(problem, "weights", problem.weights, order, half_columns));
+  params.operands.b[1] = params.operands.b[0];
+  if (swiglu) {
+    MOK_ASSIGN_OR_RETURN(params.operands.b[1],
+                         WeightMap(problem, "weights_up", problem.weights_up, order, half_columns));
+  }
+  params.operands.width = static_cast<int32_t>(problem.width);
+  params.operands.k_blocks = static_cast<int32_t>(CeilDiv(problem.k, int64_t{kTileK}));
+  params.outputs = {problem.out, problem.gate, problem.up, problem.out_stride,
+                    problem.swiglu_limit};
+  params.max_panel_blocks = TileRaster::kDefaultPanelBlocks;
+  return params;
+}
+
+Status LaunchGroupedGemm(const GroupedGemmKernelInfo& kernel, const GroupedGemmParams& params,
+                         const GroupedGemmLaunch& launch) {
+  if (launch.num_blocks < 1) {
+    return InvalidArgumentError("num_blocks = ", launch.num_blocks, ": expected at least 1");
+  }
+  runtime::LaunchConfig config;
+  config.grid = {launch.num_blocks, 1, 1};
+  config.block = {kernel.threads, 1, 1};
+  config.shared_bytes = kernel.shared_bytes;
+  config.registers_per_thread = kSm90LaunchRegisters;
+  config.device = launch.device;
+  config.stream = launch.stream;
+  config.name = "grouped_gemm";
+  return runtime::LaunchKernelAddress(kernel.address, config, &params, sizeof params);
+}
+
+}  // namespace mok

@@ -1,0 +1,185 @@
+// The grouped-GEMM kernel in the emulator: random shapes with tails everywhere, planted bugs,
+// equality of bits.
+#include "mok_gemm/sm90/grouped_gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+
+#include "mok_core/device/runtime.h"
+#include "mok_core/emulator/emulator.h"
+#include "mok_gemm/sm90/gemm_test_problem.h"
+#include "mok_gemm/sm90/grouped_gemm_test_kernels.h"
+
+namespace mok::testing {
+namespace {
+
+constexpr auto kStore = GemmEpilogue::kStore, kSwiGlu = GemmEpilogue::kSwiGlu;
+constexpr auto kNatural = ColumnOrder::kNatural, kPermuted = ColumnOrder::kPermuted;
+constexpr float kNoLimit = std::numeric_limits<float>::infinity();
+constexpr uint64_t kTimeoutNs = 1'000'000'000;
+
+// A scheduler setting: seed 0 is orderly; then late, rare and early asynchronous effects.
+struct Interleaving {
+  uint64_t seed;
+  double async_probability;
+};
+constexpr Interleaving kInterleavings[] = {{0, 0.1}, {1, 0.0}, {2, 0.02}, {3, 0.9}};
+
+void Configure(const Interleaving& interleaving) {
+  emulator::Options options;
+  options.seed = interleaving.seed;
+  options.async_probability = interleaving.async_probability;
+  options.symbolize = false;
+  emulator::Configure(options);
+}
+
+// Runs one variant; "" or the kind of failure and its text.
+struct Outcome {
+  std::string kind, text;
+};
+Outcome RunVariant(const GemmVariant& variant, const GemmTestProblem& test, uint32_t num_blocks) {
+  static DeviceWaitRecord* const record = static_cast<DeviceWaitRecord*>(
+      runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record").value());
+  static uint32_t* const abort_flag =
+      static_cast<uint32_t*>(runtime::AllocateMappedHost(sizeof(uint32_t), "abort_flag").value());
+  test.Poison();
+  StatusOr<GroupedGemmParams> params =
+      MakeGroupedGemmParams(test.problem(), variant.order, variant.half_columns);
+  MOK_CHECK(params.ok()) << params.status();
+  params->max_panel_blocks = 2;
+  params->wait = {record, abort_flag, kTimeoutNs, 0};
+  const Status launched = LaunchGroupedGemm(variant.kernel, *params, {.num_blocks = num_blocks});
+  MOK_CHECK(launched.ok()) << launched;
+  const emulator::Report report = emulator::Run();
+  if (!report.ok) return {report.kind, report.text};
+  const std::string error = test.Compare(1 << 20, 1);
+  return {error.empty() ? "" : "mismatch", error};
+}
+
+GemmTestSpec RandomSpec(GemmEpilogue epilogue, ColumnOrder order, uint32_t seed) {
+  std::mt19937 random(seed);
+  auto between = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1));
+  };
+  GemmTestSpec spec;
+  spec.epilogue = epilogue;
+  spec.k = 8 * (2 * between(0, 15) + 1);
+  spec.width = (order == kPermuted ? 32 : 8) * (2 * between(0, order == kPermuted ? 2 : 8) + 1);
+  // One expert without rows, one of at most 64 (one warpgroup works), one of any size.
+  spec.counts = {between(1, 64), 0, between(1, 300)};
+  std::shuffle(spec.counts.begin(), spec.counts.end(), random);
+  spec.row_gap = between(0, 3);
+  spec.stride_extra = 8 * between(0, 2);
+  spec.swiglu_limit = between(0, 1) == 0 ? kNoLimit : 0.5f;
+  spec.seed = seed;
+  return spec;
+}
+
+TEST(GroupedGemmTest, RandomShapesWithTails) {
+  uint32_t seed = 1;
+  for (ColumnOrder order : {kNatural, kPermuted}) {
+    for (GemmEpilogue epilogue : {kStore, kSwiGlu}) {
+      for (auto make : {SmallVariant, OneWarpgroupVariant}) {
+        for (int repeat = 0; repeat < 3; ++repeat, ++seed) {
+          const GemmVariant variant = make(order, epilogue);
+          const GemmTestSpec spec = RandomSpec(epilogue, order, seed);
+          SCOPED_TRACE(StrCat(variant.name, " ", spec.ToString()));
+          Configure({seed % 4, 0.02 + 0.2 * (seed % 5)});
+          const GemmTestProblem test(spec);
+          const Outcome outcome = RunVariant(variant, test, 1 + seed % 3);
+          EXPECT_EQ(outcome.kind, "") << outcome.text;
+        }
+      }
+    }
+  }
+}
+
+TEST(GroupedGemmTest, ProductionTileSizes) {
+  for (ColumnOrder order : {kNatural, kPermuted}) {
+    for (GemmEpilogue epilogue : {kStore, kSwiGlu}) {
+      GemmTestSpec spec = RandomSpec(epilogue, order, 77);
+      spec.counts = {130, 40};
+      spec.k = 6 * 64 + 8;  // more K blocks than stages
+      spec.width = order == kPermuted ? 288 : 264;
+      SCOPED_TRACE(spec.ToString());
+      Configure({5, 0.1});
+      const GemmTestProblem test(spec);
+      const Outcome outcome = RunVariant(DefaultVariant(order, epilogue), test, 2);
+      EXPECT_EQ(outcome.kind, "") << outcome.text;
+    }
+  }
+}
+
+// Tails in every dimension, a short tile, a full one, more K blocks than stages, two tiles a block.
+GemmTestSpec BugSpec(GemmEpilogue epilogue) {
+  GemmTestSpec spec;
+  spec.epilogue = epilogue;
+  spec.counts = {40, 150};
+  spec.k = 4 * 64 + 24;
+  spec.width = 72;
+  spec.row_gap = 3;
+  spec.stride_extra = 8;
+  spec.swiglu_limit = kNoLimit;
+  return spec;
+}
+
+TEST(GroupedGemmTest, EveryPlantedBugIsFlagged) {
+  for (int bug = 0; bug < static_cast<int>(GemmBug::kCount); ++bug) {
+    const GemmVariant variant = BuggyVariant(static_cast<GemmBug>(bug));
+    std::string kinds;
+    for (const Interleaving& interleaving : kInterleavings) {
+      SCOPED_TRACE(StrCat("bug ", bug, " seed ", interleaving.seed));
+      Configure(interleaving);
+      const GemmTestProblem test(BugSpec(variant.epilogue));
+      const Outcome outcome = RunVariant(variant, test, 2);
+      if (bug == 0) {
+        EXPECT_EQ(outcome.kind, "") << outcome.text;
+      } else {
+        EXPECT_NE(outcome.kind, "");
+      }
+      kinds += " " + (outcome.kind.empty() ? "ok" : outcome.kind);
+    }
+    printf("bug %2d:%s\n", bug, kinds.c_str());
+  }
+}
+
+std::vector<uint16_t> Bits(const GemmVariant& variant, const GemmTestSpec& spec,
+                           uint32_t num_blocks) {
+  const GemmTestProblem test(spec);
+  const Outcome outcome = RunVariant(variant, test, num_blocks);
+  EXPECT_EQ(outcome.kind, "") << outcome.text;
+  return test.Results();
+}
+
+TEST(GroupedGemmTest, BitsDependOnTheElementOnly) {
+  for (GemmEpilogue epilogue : {kStore, kSwiGlu}) {
+    GemmTestSpec spec = BugSpec(epilogue);
+    spec.width = 96;
+    spec.row_gap = 0;
+    Configure({0, 0.1});
+    const std::vector<uint16_t> expected = Bits(SmallVariant(kNatural, epilogue), spec, 1);
+    // Grid size and interleaving.
+    for (uint32_t num_blocks : {2u, 3u, 7u}) {
+      Configure({num_blocks, 0.05 * num_blocks});
+      EXPECT_EQ(Bits(SmallVariant(kNatural, epilogue), spec, num_blocks), expected);
+    }
+    // Order of columns in shared memory, tile sizes.
+    EXPECT_EQ(Bits(SmallVariant(kPermuted, epilogue), spec, 2), expected);
+    EXPECT_EQ(Bits(OneWarpgroupVariant(kNatural, epilogue), spec, 2), expected);
+    EXPECT_EQ(Bits(DefaultVariant(kPermuted, epilogue), spec, 2), expected);
+  }
+}
+
+TEST(GroupedGemmTest, NoRowsAtAll) {
+  Configure({0, 0.1});
+  GemmTestSpec spec = BugSpec(kSwiGlu);
+  spec.counts = {0, 0, 0};
+  const GemmTestProblem test(spec);
+  const Outcome outcome = RunVariant(SmallVariant(kNatural, kSwiGlu), test, 2);
+  EXPECT_EQ(outcome.kind, "") << outcome.text;
+}
+
+}  // namespace
+}  // namespace mok::testing
