@@ -97,6 +97,11 @@ void GemmWorker::Run(Isa isa, const GemmProblem& problem, const Tiling& tiling, 
   };
   const bool a_is_km = problem.layout == GemmLayout::kTN;
   const bool b_is_nk = problem.layout == GemmLayout::kNT;
+  const int64_t c_offset = row * problem.c_stride + column;
+  const Destination destination = {
+      .data = static_cast<char*>(problem.c) + c_offset * ElementBytes(problem.out_dtype),
+      .stride = problem.c_stride,
+      .dtype = problem.out_dtype};
   const TileProduct::Product product = {
       .a = {at(problem.a, a_is_km ? row : row * problem.a_stride, problem.in_dtype),
             problem.a_stride},
@@ -104,9 +109,15 @@ void GemmWorker::Run(Isa isa, const GemmProblem& problem, const Tiling& tiling, 
             problem.b_stride},
       .rows = static_cast<int>(std::min(tiling.rows, problem.m - row)),
       .columns = static_cast<int>(std::min(tiling.columns, problem.n - column)),
-      .depth = problem.k};
+      .depth = problem.k,
+      .destination = destination};
   if (product.depth == 0) {
     std::fill_n(slot->accumulators(), TileProduct::kMaxTile * TileProduct::kMaxTile, 0.0f);
+    slot->kernels().store({.c = slot->accumulators(),
+                           .c_stride = TileProduct::kMaxTile,
+                           .rows = product.rows,
+                           .columns = product.columns,
+                           .destination = destination});
   } else if (b_is_nk) {
     slot->MultiplyNt(product);
   } else if (a_is_km) {
@@ -114,15 +125,6 @@ void GemmWorker::Run(Isa isa, const GemmProblem& problem, const Tiling& tiling, 
   } else {
     slot->MultiplyNn(product);
   }
-  slot->kernels().store(
-      {.c = slot->accumulators(),
-       .c_stride = TileProduct::kMaxTile,
-       .rows = product.rows,
-       .columns = product.columns,
-       .out = const_cast<char*>(at(problem.c, row * problem.c_stride + column, problem.out_dtype)),
-       .out_stride = problem.c_stride,
-       .out_dtype = problem.out_dtype,
-       .accumulate = false});
 }
 
 void RunOnThreads(int num_workers, const std::function<void(int worker)>& body) {

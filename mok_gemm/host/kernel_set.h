@@ -27,6 +27,7 @@ struct KernelSet {
       .multiply = &MultiplyKernel<Simd, Units>::Run,
       .transpose = &StoreKernel<Simd>::Transpose,
       .store = &StoreKernel<Simd>::Store,
+      .store_transposed = &StoreKernel<Simd>::StoreTransposed,
       .swiglu_forward = &SwigluKernel<Simd, Element>::Forward,
       .swiglu_backward = &SwigluKernel<Simd, Element>::Backward,
       .token_reduce = &StoreKernel<Simd>::TokenReduce,

@@ -23,12 +23,12 @@ namespace mok {
 
 // A K block of an operand to be packed.
 struct PackArguments {
-  const void* source;  // first element; of the table's dtype
-  int64_t stride;      // elements from one stored row to the next
-  int64_t depth;       // elements along K
-  int count;           // rows of the operand, seen with K along its columns
-  float* packed;       // out, 64-byte aligned
-  int64_t pitch;       // pack_rows: floats from one row to the next
+  const void* source = nullptr;  // first element; of the table's dtype
+  int64_t stride = 0;            // elements from one stored row to the next
+  int64_t depth = 0;             // elements along K
+  int count = 0;                 // rows of the operand, seen with K along its columns
+  float* packed = nullptr;       // out, 64-byte aligned
+  int64_t pitch = 0;             // floats between rows (pack_rows) or units (pack_interleaved)
 };
 
 // Memory that will be needed soon: num_rows stretches of row_bytes bytes.
@@ -39,18 +39,29 @@ struct PrefetchRange {
   int64_t row_bytes = 0;
 };
 
-// c[r, j] (+)= sum over units of the broadcast operand's row r times the panel's column j.
+// Where a finished product goes: out[r, j] = round(acc[r, j]), or round(out[r, j] + acc[r, j]).
+struct Destination {
+  void* data = nullptr;        // null: nowhere, the product stays in fp32 scratch
+  int64_t stride = 0;          // elements
+  DType dtype = DType::kBf16;  // kBf16 or kFp32
+  bool accumulate = false;
+};
+
+// The broadcast operand times one panel: acc[r, j] = (c[r, j] or 0) + sum over units.
 struct MultiplyArguments {
   int64_t units;
   const void* rows;     // broadcast operand, first unit
   int64_t row_stride;   // bytes from one row to the next
   int64_t unit_stride;  // bytes from one unit to the next
   int num_rows;
-  const float* panel;         // vector operand, first unit
-  int num_columns;            // 1 .. panel_columns
-  float* c;                   // [num_rows, num_columns rounded up to lanes]
-  int64_t c_stride;           // floats
-  bool accumulate;            // false: c is overwritten
+  float* panel;     // vector operand, first unit
+  int num_columns;  // 1 .. panel_columns
+  PackArguments
+      to_pack;       // source null: the panel is packed; else the first rows pack it on the way
+  float* c;          // [num_rows, num_columns rounded up to lanes]
+  int64_t c_stride;  // floats
+  bool accumulate;   // start from c, not from zero
+  Destination destination;    // of acc; without data, acc goes to c
   PrefetchRange prefetch[2];  // brought into the L2 cache bit by bit while multiplying
 };
 
@@ -64,16 +75,14 @@ struct TransposeArguments {
   int64_t out_stride;  // writable up to the next multiples of lanes
 };
 
-// out[r, j] = round(c[r, j]), or round(out[r, j] + c[r, j]).
+// destination = c.
 struct StoreArguments {
-  const float* c;  // [rows, columns]
+  const float* c;  // [rows, columns]; for store_transposed [columns, rows], and readable up to the
+                   // next multiple of lanes in both directions
   int64_t c_stride;
   int rows;
   int columns;
-  void* out;  // [rows, columns] of out_dtype
-  int64_t out_stride;
-  DType out_dtype;  // kBf16 or kFp32
-  bool accumulate;
+  Destination destination;
 };
 
 // The two accumulator matrices that a SwiGLU epilogue reads.
@@ -99,13 +108,14 @@ struct KernelTable {
 
   // K-contiguous rows, source [count, depth], into a panel.
   void (*pack_transposed)(const PackArguments&);
-  // K-major, source [depth, count], into a panel.
+  // K-major, source [depth, count], into [unit][count] units.
   void (*pack_interleaved)(const PackArguments&);
   // K-contiguous rows, source [count, depth], into rows of units.
   void (*pack_rows)(const PackArguments&);
   void (*multiply)(const MultiplyArguments&);
   void (*transpose)(const TransposeArguments&);
   void (*store)(const StoreArguments&);
+  void (*store_transposed)(const StoreArguments&);
   void (*swiglu_forward)(const GateUpTile&, const GateUpAccumulators&);
   void (*swiglu_backward)(const DownGradTile&, const DownGradAccumulators&);
   void (*token_reduce)(const TokenReduceTile&);

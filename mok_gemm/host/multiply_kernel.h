@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "mok_gemm/host/kernel_table.h"
+#include "mok_gemm/host/store_kernel.h"
 
 namespace mok {
 
@@ -53,8 +54,59 @@ class PrefetchCursor {
   int64_t offset_ = 0;  // in that row
 };
 
-// A kRows x (kVectors * lanes) block of c in registers.
-template <class Simd, class Units, int kRows, int kVectors>
+// Reads the vector operand from a packed panel.
+template <class Simd, class Units, int kVectors>
+class PackedColumns {
+ public:
+  explicit PackedColumns(const MultiplyArguments& args) : panel_(args.panel) {}
+
+  [[gnu::always_inline]] void Next(typename Simd::Float (&column)[kVectors]) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) column[v] = Simd::LoadAll(panel_ + v * Simd::kLanes);
+    panel_ += 2 * Simd::kLanes;
+  }
+
+ private:
+  const float* panel_;
+};
+
+// Reads the vector operand where it lies, K-major, and leaves it packed for the rows that follow:
+// the memory accesses of packing hide behind the multiplications.
+template <class Simd, class Units, int kVectors>
+class ColumnsToPack {
+ public:
+  using Element = typename Units::Element;
+
+  explicit ColumnsToPack(const MultiplyArguments& args)
+      : panel_(args.panel),
+        source_(static_cast<const Element*>(args.to_pack.source)),
+        stride_(args.to_pack.stride),
+        depth_(args.to_pack.depth),
+        count_(args.to_pack.count) {}
+
+  [[gnu::always_inline]] void Next(typename Simd::Float (&column)[kVectors]) {
+    typename Simd::Float units[2];
+    Units::LoadAlongColumns(source_, stride_, depth_, count_, units);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      column[v] = units[v];
+      Simd::StoreAll(panel_ + v * Simd::kLanes, units[v]);
+    }
+    panel_ += 2 * Simd::kLanes;
+    source_ += Units::kElements * stride_;
+    depth_ -= Units::kElements;
+  }
+
+ private:
+  float* panel_;
+  const Element* source_;
+  int64_t stride_;
+  int64_t depth_;  // elements left along K
+  int count_;
+};
+
+// A kRows x (kVectors * lanes) block of the product in registers.
+template <class Simd, class Units, int kRows, class Columns, int kVectors>
 struct RegisterBlock {
   using Float = typename Simd::Float;
 
@@ -62,15 +114,19 @@ struct RegisterBlock {
   // base + stride and base + 2 * stride, so 13 rows take 5 address registers.
   static constexpr int kBases = (kRows + 2) / 3;
 
-  // Not inlined: each block gets the whole register file, whatever surrounds it.
-  [[gnu::noinline]] static void Run(const MultiplyArguments& args, PrefetchCursor<Simd>& prefetch) {
+  // The block starts at args.rows and args.c and is stored to `result`. Not inlined: it gets the
+  // whole register file, whatever surrounds it.
+  [[gnu::noinline]] static void Run(const MultiplyArguments& args, float* result,
+                                    int64_t result_stride, PrefetchCursor<Simd>& prefetch) {
     Float acc[kRows][kVectors];
+    const float* c = args.c;
+    const int64_t c_stride = args.c_stride;
+    const bool accumulate = args.accumulate;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        acc[r][v] = args.accumulate ? Simd::LoadAll(args.c + r * args.c_stride + v * Simd::kLanes)
-                                    : Simd::Zero();
+        acc[r][v] = accumulate ? Simd::LoadAll(c + r * c_stride + v * Simd::kLanes) : Simd::Zero();
       }
     }
     Accumulate(args, prefetch, acc);
@@ -78,7 +134,7 @@ struct RegisterBlock {
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        Simd::StoreAll(args.c + r * args.c_stride + v * Simd::kLanes, acc[r][v]);
+        Simd::StoreAll(result + r * result_stride + v * Simd::kLanes, acc[r][v]);
       }
     }
   }
@@ -92,14 +148,12 @@ struct RegisterBlock {
     for (int i = 0; i < kBases; ++i) {
       base[i] = static_cast<const char*>(args.rows) + 3 * i * args.row_stride;
     }
-    const float* panel = args.panel;
+    Columns columns(args);
     const int64_t row_stride = args.row_stride;
     for (int64_t unit = 0; unit < args.units; ++unit) {
       if (unit % kPrefetchUnits == 0) prefetch.Step();
       Float column[kVectors];
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) column[v] = Simd::LoadAll(panel + v * Simd::kLanes);
-      panel += 2 * Simd::kLanes;
+      columns.Next(column);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         float value;
@@ -120,6 +174,7 @@ struct RegisterBlock {
 template <class Simd, class Units>
 struct MultiplyKernel {
   static constexpr int kGroupRows = Simd::kGroupRows;
+  static constexpr int kPanelColumns = 2 * Simd::kLanes;
 
   static void Run(const MultiplyArguments& args) {
     // Rows are dealt to groups evenly: 128 rows as 13, 13, .. 12 keep more accumulators busy than
@@ -127,28 +182,83 @@ struct MultiplyKernel {
     const int num_groups = (args.num_rows + kGroupRows - 1) / kGroupRows;
     const int64_t steps_per_group = (args.units + kPrefetchUnits - 1) / kPrefetchUnits;
     PrefetchCursor<Simd> prefetch(args.prefetch, num_groups * steps_per_group);
-    int first_row = 0;
-    for (int group = 0; group < num_groups; ++group) {
-      const int rows = (args.num_rows - first_row) / (num_groups - group);
-      MultiplyArguments block = args;
-      block.rows = static_cast<const char*>(args.rows) + first_row * args.row_stride;
-      block.c = args.c + first_row * args.c_stride;
-      RunBlock<kGroupRows>(rows, block, prefetch);
-      first_row += rows;
+    MultiplyArguments group = args;
+    for (int first_row = 0, index = 0; index < num_groups; ++index) {
+      group.num_rows = (args.num_rows - first_row) / (num_groups - index);
+      group.rows = static_cast<const char*>(args.rows) + first_row * args.row_stride;
+      group.c = args.c + first_row * args.c_stride;
+      if (args.destination.data == nullptr) {
+        RunGroup<kGroupRows>(group, group.c, group.c_stride, prefetch);
+      } else {
+        // Finished values go out through a buffer of a few cache lines.
+        alignas(64) float finished[kGroupRows * kPanelColumns];
+        const StoreArguments store = {.c = finished,
+                                      .c_stride = kPanelColumns,
+                                      .rows = group.num_rows,
+                                      .columns = args.num_columns,
+                                      .destination = RowsFrom(args.destination, first_row)};
+        FetchDestination(store);
+        RunGroup<kGroupRows>(group, finished, kPanelColumns, prefetch);
+        if constexpr (Units::kSumsAreNormal) {
+          StoreKernel<Simd>::StoreNormal(store);
+        } else {
+          StoreKernel<Simd>::Store(store);
+        }
+      }
+      group.to_pack.source = nullptr;
+      first_row += group.num_rows;
     }
   }
 
  private:
-  // Picks the compiled block of `rows` (1 .. kRows) rows.
-  template <int kRows>
-  static void RunBlock(int rows, const MultiplyArguments& block, PrefetchCursor<Simd>& prefetch) {
-    if constexpr (kRows > 1) {
-      if (rows < kRows) return RunBlock<kRows - 1>(rows, block, prefetch);
+  static int64_t Bytes(DType dtype) {
+    return dtype == DType::kBf16 ? sizeof(BFloat16) : sizeof(float);
+  }
+
+  static Destination RowsFrom(Destination destination, int row) {
+    destination.data =
+        static_cast<char*>(destination.data) + row * destination.stride * Bytes(destination.dtype);
+    return destination;
+  }
+
+  // The lines that will be written come in while their values are computed.
+  static void FetchDestination(const StoreArguments& store) {
+    const int64_t row_bytes = store.columns * Bytes(store.destination.dtype);
+    for (int row = 0; row < store.rows; ++row) {
+      const auto* line = static_cast<const char*>(RowsFrom(store.destination, row).data);
+      for (int64_t offset = 0; offset < row_bytes; offset += 64) {
+        __builtin_prefetch(line + offset, /*rw=*/1, /*locality=*/3);
+      }
     }
-    if (block.num_columns > Simd::kLanes) {
-      RegisterBlock<Simd, Units, kRows, 2>::Run(block, prefetch);
+  }
+
+  // Picks the compiled block of group.num_rows (1 .. kRows) rows.
+  template <int kRows>
+  static void RunGroup(const MultiplyArguments& group, float* result, int64_t result_stride,
+                       PrefetchCursor<Simd>& prefetch) {
+    if constexpr (kRows > 1) {
+      if (group.num_rows < kRows) {
+        return RunGroup<kRows - 1>(group, result, result_stride, prefetch);
+      }
+    }
+    if (group.num_columns > Simd::kLanes) {
+      RunVectors<kRows, 2>(group, result, result_stride, prefetch);
     } else {
-      RegisterBlock<Simd, Units, kRows, 1>::Run(block, prefetch);
+      RunVectors<kRows, 1>(group, result, result_stride, prefetch);
+    }
+  }
+
+  template <int kRows, int kVectors>
+  static void RunVectors(const MultiplyArguments& group, float* result, int64_t result_stride,
+                         PrefetchCursor<Simd>& prefetch) {
+    if (group.to_pack.source != nullptr) {
+      using Columns = ColumnsToPack<Simd, Units, kVectors>;
+      RegisterBlock<Simd, Units, kRows, Columns, kVectors>::Run(group, result, result_stride,
+                                                                prefetch);
+    } else {
+      using Columns = PackedColumns<Simd, Units, kVectors>;
+      RegisterBlock<Simd, Units, kRows, Columns, kVectors>::Run(group, result, result_stride,
+                                                                prefetch);
     }
   }
 };

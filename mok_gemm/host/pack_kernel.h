@@ -25,16 +25,19 @@ struct PackKernel {
     TransposeStrip(source + kLanes * args.stride, args, args.count - kLanes, args.packed + kLanes);
   }
 
-  // KernelTable::pack_interleaved.
+  // KernelTable::pack_interleaved. Writes whole vectors.
   static void Interleaved(const PackArguments& args) {
-    const auto* source = static_cast<const Element*>(args.source);
+    const auto* rows = static_cast<const Element*>(args.source);
     float* out = args.packed;
-    for (int64_t k = 0; k < args.depth; k += Units::kElements, out += kPanelColumns) {
-      Float units[2];
-      Units::LoadAlongColumns(source + k * args.stride, args.stride, args.depth - k, args.count,
-                              units);
-      Simd::StoreAll(out, units[0]);
-      Simd::StoreAll(out + kLanes, units[1]);
+    for (int64_t k = 0; k < args.depth; k += Units::kElements, out += args.pitch) {
+      for (int column = 0; column < args.count; column += kPanelColumns) {
+        Float units[2];
+        Units::LoadAlongColumns(rows + column, args.stride, args.depth - k,
+                                Smaller(args.count - column, kPanelColumns), units);
+        Simd::StoreAll(out + column, units[0]);
+        Simd::StoreAll(out + column + kLanes, units[1]);
+      }
+      rows += Units::kElements * args.stride;
     }
   }
 
@@ -59,24 +62,35 @@ struct PackKernel {
   // kLanes columns of a panel (`columns` of them valid) for all of K.
   static void TransposeStrip(const Element* rows, const PackArguments& args, int columns,
                              float* out) {
-    for (int64_t k = 0; k < args.depth; k += kBlockElements) {
-      const auto elements = static_cast<int>(Smaller<int64_t>(args.depth - k, kBlockElements));
-      Float block[kLanes];
-      if (columns == kLanes) {
+    int64_t k = 0;
+    if (columns == kLanes) {
+      for (; k + kBlockElements <= args.depth; k += kBlockElements, out += kLanes * kPanelColumns) {
+        Float block[kLanes];
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
-          block[i] = Units::LoadAlongDepth(rows + i * args.stride + k, elements);
+          block[i] = Units::LoadAlongDepth(rows + i * args.stride + k, kBlockElements);
         }
-      } else {
-        for (int i = 0; i < kLanes; ++i) {
-          block[i] = i < columns ? Units::LoadAlongDepth(rows + i * args.stride + k, elements)
-                                 : Simd::Zero();
-        }
+        Simd::Transpose(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) Simd::StoreAll(out + i * kPanelColumns, block[i]);
       }
-      Simd::Transpose(block);
-      const int units = (elements + Units::kElements - 1) / Units::kElements;
-      for (int i = 0; i < units; ++i, out += kPanelColumns) Simd::StoreAll(out, block[i]);
     }
+    for (; k < args.depth; k += kBlockElements, out += kLanes * kPanelColumns) {
+      const auto elements = static_cast<int>(Smaller<int64_t>(args.depth - k, kBlockElements));
+      TransposePartialBlock(rows + k, args.stride, columns, elements, out);
+    }
+  }
+
+  // `elements` along K of `columns` columns.
+  static void TransposePartialBlock(const Element* rows, int64_t stride, int columns, int elements,
+                                    float* out) {
+    Float block[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      block[i] = i < columns ? Units::LoadAlongDepth(rows + i * stride, elements) : Simd::Zero();
+    }
+    Simd::Transpose(block);
+    const int units = (elements + Units::kElements - 1) / Units::kElements;
+    for (int i = 0; i < units; ++i) Simd::StoreAll(out + i * kPanelColumns, block[i]);
   }
 };
 

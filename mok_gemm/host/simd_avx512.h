@@ -46,7 +46,7 @@ struct Simd {
     }
   }
   static void Store(BFloat16* to, Float x, int n) {
-    const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(RoundToBf16(x)), 16);
+    const __m512i high = _mm512_srli_epi32(RoundedBits(x), 16);
     const __m256i bits = _mm512_cvtepi32_epi16(high);
     if (n == kLanes) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
@@ -59,14 +59,8 @@ struct Simd {
 
   // The nearest bf16 value (ties to even, a NaN made quiet), as RoundToBFloat16 does.
   static Float RoundToBf16(Float x) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
-    __m512i rounded = _mm512_add_epi32(bits, bias);
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    return _mm512_castsi512_ps(
-        _mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    return _mm512_castsi512_ps(_mm512_and_si512(RoundedBits(x), upper));
   }
 
   static Float Add(Float a, Float b) { return _mm512_add_ps(a, b); }
@@ -148,7 +142,22 @@ struct Simd {
     out[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(e, first, o));
     out[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(e, second, o));
   }
+  // Stores 2 * kLanes values of which none is denormal: the conversion would make it zero.
+  static void StoreNormalPair(BFloat16* to, Float first, Float second) {
+    _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
+  }
 #endif
+
+ private:
+  // The upper half of each lane is its nearest bf16 value.
+  static __m512i RoundedBits(Float x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(_mm512_add_epi32(bits, bias), nan, bits,
+                                _mm512_set1_epi32(0x400000));
+  }
 };
 
 }  // namespace

@@ -33,10 +33,51 @@ struct StoreKernel {
 
   // KernelTable::store.
   static void Store(const StoreArguments& args) {
-    if (args.out_dtype == DType::kBf16) {
+    if (args.destination.dtype == DType::kBf16) {
       StoreAs<BFloat16>(args);
     } else {
       StoreAs<float>(args);
+    }
+  }
+
+  // Store of values of which none is denormal.
+  static void StoreNormal(const StoreArguments& args) {
+    if constexpr (Simd::kHasPairDot) {
+      if (args.destination.dtype == DType::kBf16 && !args.destination.accumulate &&
+          args.columns == 2 * kLanes) {
+        auto* out = static_cast<BFloat16*>(args.destination.data);
+        for (int row = 0; row < args.rows; ++row, out += args.destination.stride) {
+          const float* c = args.c + row * args.c_stride;
+          Simd::StoreNormalPair(out, Simd::LoadAll(c), Simd::LoadAll(c + kLanes));
+        }
+        return;
+      }
+    }
+    Store(args);
+  }
+
+  // KernelTable::store_transposed: strips of lanes x kStrip elements through a buffer in L1.
+  static void StoreTransposed(const StoreArguments& args) {
+    alignas(64) float strip[kLanes * kStrip];
+    for (int row = 0; row < args.rows; row += kLanes) {
+      for (int column = 0; column < args.columns; column += kStrip) {
+        const int columns = args.columns - column < kStrip ? args.columns - column : kStrip;
+        Transpose({.in = args.c + column * args.c_stride + row,
+                   .in_stride = args.c_stride,
+                   .rows = kLanes,
+                   .columns = columns,
+                   .out = strip,
+                   .out_stride = kStrip});
+        Destination destination = args.destination;
+        const int64_t bytes = destination.dtype == DType::kBf16 ? sizeof(BFloat16) : sizeof(float);
+        destination.data =
+            static_cast<char*>(destination.data) + (row * destination.stride + column) * bytes;
+        Store({.c = strip,
+               .c_stride = kStrip,
+               .rows = LanesLeft(args.rows - row),
+               .columns = columns,
+               .destination = destination});
+      }
     }
   }
 
@@ -52,16 +93,17 @@ struct StoreKernel {
  private:
   // Columns of a token summed at once, so that each source row is read in whole cache lines.
   static constexpr int kVectors = 4;
+  static constexpr int kStrip = 64;
 
   template <class Element>
   static void StoreAs(const StoreArguments& args) {
     for (int row = 0; row < args.rows; ++row) {
       const float* c = args.c + row * args.c_stride;
-      Element* out = static_cast<Element*>(args.out) + row * args.out_stride;
+      Element* out = static_cast<Element*>(args.destination.data) + row * args.destination.stride;
       for (int column = 0; column < args.columns; column += kLanes) {
         const int n = LanesLeft(args.columns - column);
         Float x = Simd::Load(c + column, n);
-        if (args.accumulate) x = Simd::Add(Simd::Load(out + column, n), x);
+        if (args.destination.accumulate) x = Simd::Add(Simd::Load(out + column, n), x);
         Simd::Store(out + column, x, n);
       }
     }

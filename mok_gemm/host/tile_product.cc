@@ -12,19 +12,25 @@ namespace {
 constexpr int64_t kBlockUnits = 256;
 constexpr int64_t kMaxPanelColumns = 32;
 
-// Packed rows are this many floats further apart than a K block is long, so that they do not
-// compete for the same cache sets.
-constexpr int64_t kRowPadding = 16;
-constexpr int64_t kRowPitch = kBlockUnits + kRowPadding;
+// Packed rows, or packed units of all rows, are one cache line further apart than they are long, so
+// that they do not compete for the same cache sets.
+constexpr int64_t kPadding = 16;
+constexpr int64_t kRowPitch = kBlockUnits + kPadding;
+constexpr int64_t kUnitPitch = TileProduct::kMaxTile + kPadding;
 
+// Fewer rows give an NT product too little work to hide the fetch behind, and the processor's own
+// prefetching follows the rows of b well; the short rows of the other products it does not.
 constexpr int kMinNtRowsToPrefetch = 48;
+
+// Columns of the second of two right operands start here.
+constexpr int kSecondRight = TileProduct::kMaxTile / 2;
 
 }  // namespace
 
 TileProduct::TileProduct(const KernelTable& kernels)
     : kernels_(kernels),
       panel_(kMaxPanelColumns * kBlockUnits),
-      rows_(kMaxTile * kRowPitch),
+      rows_(std::max(kMaxTile * kRowPitch, kBlockUnits * kUnitPitch)),
       transposed_(kMaxTile * kMaxNtRows),
       accumulators_(kMaxTile * kMaxTile) {}
 
@@ -90,6 +96,23 @@ TileProduct::Rows TileProduct::MakeRows(const Operand& operand, int count, int64
   return rows;
 }
 
+Destination TileProduct::Finish(const Product& product, const DepthBlock& block, int column) {
+  Destination destination = product.destination;
+  if (block.next_depth > 0 || destination.data == nullptr) return {};
+  destination.data =
+      static_cast<char*>(destination.data) + column * ElementBytes(destination.dtype);
+  return destination;
+}
+
+PackArguments TileProduct::Columns(const Operand& operand, const DepthBlock& block, int first,
+                                   int count, float* packed) const {
+  return {.source = At(operand, block.k, first),
+          .stride = operand.stride,
+          .depth = block.depth,
+          .count = count,
+          .packed = packed};
+}
+
 void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) const {
   MultiplyArguments multiply = {.units = 0,
                                 .rows = nullptr,
@@ -98,64 +121,84 @@ void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) con
                                 .num_rows = rows.count,
                                 .panel = panel_.get(),
                                 .num_columns = target.num_columns,
+                                .to_pack = target.to_pack,
                                 .c = target.c,
                                 .c_stride = target.c_stride,
                                 .accumulate = target.accumulate,
+                                .destination = {},
                                 .prefetch = {target.prefetch[0], target.prefetch[1]}};
-  for (const auto& part : rows.parts) {
-    if (part.units == 0) continue;
-    multiply.rows = part.data;
-    multiply.row_stride = part.stride;
-    multiply.units = part.units;
+  const int last_part = rows.parts[1].units > 0 ? 1 : 0;
+  for (int part = 0; part <= last_part; ++part) {
+    multiply.units = rows.parts[part].units;
+    if (multiply.units == 0) continue;
+    multiply.rows = rows.parts[part].data;
+    multiply.row_stride = rows.parts[part].stride;
+    if (part == last_part) multiply.destination = target.destination;
     kernels_.multiply(multiply);
-    multiply.panel += part.units * kernels_.panel_columns;
+    multiply.panel += multiply.units * kernels_.panel_columns;
     multiply.accumulate = true;
+    if (target.to_pack.source == nullptr) continue;
+    const int64_t packed = multiply.units * kernels_.elements_per_unit;
+    multiply.to_pack.source = At({multiply.to_pack.source, target.to_pack.stride}, packed, 0);
+    multiply.to_pack.depth -= packed;
   }
 }
 
-void TileProduct::MultiplyNt(const Product& product) { MultiplyNtTwice(product, nullptr); }
-
 // The rows of b are many and used once per tile, the rows of a are few: so b is the broadcast
 // operand, read where it lies, and only a is packed. The product comes out transposed.
-void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
-  constexpr int kSecond = kMaxTile / 2;
-  const Operand rights[] = {product.b, {c, product.b.stride}};
-  const int num_rights = c == nullptr ? 1 : 2;
-  // Few rows give too little work to hide the fetch behind, and the processor's own prefetching
-  // follows the rows of b well; the short rows of the other products it does not.
+void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, int num_rights) {
   const bool fetch = product.rows > kMinNtRowsToPrefetch;
   ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
     Rows rows[2];
     for (int i = 0; i < num_rights; ++i) {
       rows[i] = MakeRows({At(rights[i], 0, block.k), rights[i].stride}, product.columns,
-                         block.depth, rows_.get() + i * kSecond * kRowPitch);
+                         block.depth, rows_.get() + i * kSecondRight * kRowPitch);
     }
     ForEachPanel(product.rows, [&](int first, int columns, const auto& share) {
       kernels_.pack_transposed({.source = At(product.a, first, block.k),
                                 .stride = product.a.stride,
                                 .depth = block.depth,
                                 .count = columns,
-                                .packed = panel_.get(),
-                                .pitch = 0});
+                                .packed = panel_.get()});
       const int64_t next = block.k + block.depth;
       for (int i = 0; i < num_rights; ++i) {
         const auto next_a = Range(product.a, 0, next, product.rows, block.next_depth);
         const auto next_b = Range(rights[i], 0, next, product.columns, block.next_depth);
         MultiplyPanel(rows[i], {.num_columns = columns,
-                                .c = transposed_.get() + i * kSecond * kMaxNtRows + first,
+                                .to_pack = {},
+                                .c = transposed_.get() + i * kSecondRight * kMaxNtRows + first,
                                 .c_stride = kMaxNtRows,
                                 .accumulate = block.k > 0,
+                                .destination = {},
                                 .prefetch = {fetch ? share(next_b) : PrefetchRange{},
                                              fetch && i == 0 ? share(next_a) : PrefetchRange{}}});
       }
     });
   });
-  for (int i = 0; i < num_rights; ++i) {
-    kernels_.transpose({.in = transposed_.get() + i * kSecond * kMaxNtRows,
+}
+
+void TileProduct::MultiplyNt(const Product& product) {
+  MultiplyNtInto(product, &product.b, 1);
+  Destination destination = product.destination;
+  if (destination.data == nullptr) {
+    destination = {.data = accumulators_.get(), .stride = kMaxTile, .dtype = DType::kFp32};
+  }
+  kernels_.store_transposed({.c = transposed_.get(),
+                             .c_stride = kMaxNtRows,
+                             .rows = product.rows,
+                             .columns = product.columns,
+                             .destination = destination});
+}
+
+void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
+  const Operand rights[] = {product.b, {c, product.b.stride}};
+  MultiplyNtInto(product, rights, 2);
+  for (int i = 0; i < 2; ++i) {
+    kernels_.transpose({.in = transposed_.get() + i * kSecondRight * kMaxNtRows,
                         .in_stride = kMaxNtRows,
                         .rows = product.rows,
                         .columns = product.columns,
-                        .out = accumulators_.get() + i * kSecond,
+                        .out = accumulators_.get() + i * kSecondRight,
                         .out_stride = kMaxTile});
   }
 }
@@ -165,57 +208,42 @@ void TileProduct::MultiplyNn(const Product& product) {
     const Rows rows = MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows,
                                block.depth, rows_.get());
     ForEachPanel(product.columns, [&](int first, int columns, const auto& share) {
-      kernels_.pack_interleaved({.source = At(product.b, block.k, first),
-                                 .stride = product.b.stride,
-                                 .depth = block.depth,
-                                 .count = columns,
-                                 .packed = panel_.get(),
-                                 .pitch = 0});
       const int64_t next = block.k + block.depth;
       const auto next_a = Range(product.a, 0, next, product.rows, block.next_depth);
       const auto next_b = Range(product.b, next, 0, block.next_depth, product.columns);
       MultiplyPanel(rows, {.num_columns = columns,
-                           .c = accumulators_.get() + first,
+                           .to_pack = Columns(product.b, block, first, columns, panel_.get()),
+                           .c = Accumulators(first),
                            .c_stride = kMaxTile,
                            .accumulate = product.accumulate || block.k > 0,
+                           .destination = Finish(product, block, first),
                            .prefetch = {share(next_b), share(next_a)}});
     });
   });
 }
 
-// a is packed into panels as well. A panel serves as broadcast operand too, its columns being the
-// rows, one unit apart.
+// a is packed as well: [unit][rows], so that a row's units are one pitch apart.
 void TileProduct::MultiplyTn(const Product& product) {
   ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
-    const int64_t units = CeilDiv<int64_t>(block.depth, kernels_.elements_per_unit);
-    ForEachPanel(product.rows, [&](int first, int rows, const auto&) {
-      kernels_.pack_interleaved({.source = At(product.a, block.k, first),
-                                 .stride = product.a.stride,
-                                 .depth = block.depth,
-                                 .count = rows,
-                                 .packed = rows_.get() + first * units,
-                                 .pitch = 0});
-    });
-    ForEachPanel(product.columns, [&](int first_column, int columns, const auto& share) {
-      kernels_.pack_interleaved({.source = At(product.b, block.k, first_column),
-                                 .stride = product.b.stride,
-                                 .depth = block.depth,
-                                 .count = columns,
-                                 .packed = panel_.get(),
-                                 .pitch = 0});
+    PackArguments pack_a = Columns(product.a, block, 0, product.rows, rows_.get());
+    pack_a.pitch = kUnitPitch;
+    kernels_.pack_interleaved(pack_a);
+    const Rows rows = {.count = product.rows,
+                       .unit_stride = kUnitPitch * int64_t{sizeof(float)},
+                       .parts = {{rows_.get(), sizeof(float),
+                                  CeilDiv<int64_t>(block.depth, kernels_.elements_per_unit)},
+                                 {}}};
+    ForEachPanel(product.columns, [&](int first, int columns, const auto& share) {
       const int64_t next = block.k + block.depth;
-      const auto next_a = share(Range(product.a, next, 0, block.next_depth, product.rows));
-      const auto next_b = share(Range(product.b, next, 0, block.next_depth, product.columns));
-      ForEachPanel(product.rows, [&](int first_row, int rows, const auto& share_of_row_panel) {
-        MultiplyPanel({.count = rows,
-                       .unit_stride = kernels_.panel_columns * int64_t{sizeof(float)},
-                       .parts = {{rows_.get() + first_row * units, sizeof(float), units}, {}}},
-                      {.num_columns = columns,
-                       .c = accumulators_.get() + first_row * kMaxTile + first_column,
-                       .c_stride = kMaxTile,
-                       .accumulate = product.accumulate || block.k > 0,
-                       .prefetch = {share_of_row_panel(next_a), share_of_row_panel(next_b)}});
-      });
+      const auto next_a = Range(product.a, next, 0, block.next_depth, product.rows);
+      const auto next_b = Range(product.b, next, 0, block.next_depth, product.columns);
+      MultiplyPanel(rows, {.num_columns = columns,
+                           .to_pack = Columns(product.b, block, first, columns, panel_.get()),
+                           .c = Accumulators(first),
+                           .c_stride = kMaxTile,
+                           .accumulate = product.accumulate || block.k > 0,
+                           .destination = Finish(product, block, first),
+                           .prefetch = {share(next_a), share(next_b)}});
     });
   });
 }

@@ -44,8 +44,9 @@ class TileProduct {
 
   const KernelTable& kernels() const { return kernels_; }
 
-  // The result of a product: [rows, columns], rows kMaxTile floats apart. Valid, and writable,
-  // until the next product.
+  // The accumulators of a product: [rows, columns], rows kMaxTile floats apart. They hold the
+  // result of a product without destination until the next product. Writable: see
+  // Product::accumulate.
   float* accumulators() const { return accumulators_.get(); }
 
   struct Product {
@@ -53,15 +54,16 @@ class TileProduct {
     Operand b;
     int rows;
     int columns;
-    int64_t depth;            // K
-    bool accumulate = false;  // go on from the accumulators as they are
+    int64_t depth;                 // K
+    bool accumulate = false;       // Nn, Tn: go on from the accumulators as they are
+    Destination destination = {};  // without data, the result stays in the accumulators
   };
 
   // a b^T for a [rows, depth], b [columns, depth]; rows <= kMaxNtRows.
   void MultiplyNt(const Product& product);
 
-  // a b^T and a c^T, c of the shape and stride of b: the latter starts at column kMaxTile / 2,
-  // columns is at most that.
+  // a b^T and a c^T, c of the shape and stride of b: the latter starts at column kMaxTile / 2 of
+  // the accumulators, columns is at most that. No destination.
   void MultiplyNtTwice(const Product& product, const void* c);
 
   // a b for a [rows, depth], b [depth, columns].
@@ -86,12 +88,14 @@ class TileProduct {
       int64_t units = 0;
     } parts[2];
   };
-  // Where the product of a panel goes, and what to fetch meanwhile.
+  // What a panel is multiplied into, and what to fetch meanwhile.
   struct PanelTarget {
     int num_columns;
+    PackArguments to_pack;  // see MultiplyArguments
     float* c;
     int64_t c_stride;
     bool accumulate;
+    Destination destination;
     PrefetchRange prefetch[2];
   };
 
@@ -110,7 +114,16 @@ class TileProduct {
   // The K block of an operand [count, depth] that is contiguous along K. `scratch` is for what has
   // to be packed.
   Rows MakeRows(const Operand& operand, int count, int64_t depth, float* scratch) const;
-  // Multiplies `rows` with the packed panel.
+  // The product's destination from `column` on; nothing before the last K block.
+  static Destination Finish(const Product& product, const DepthBlock& block, int column);
+  // The accumulators from `column` on.
+  float* Accumulators(int column) const { return accumulators_.get() + column; }
+  // The K block of the columns [first, first + count) of a K-major operand, to be packed.
+  PackArguments Columns(const Operand& operand, const DepthBlock& block, int first, int count,
+                        float* packed) const;
+  // The NT products with num_rights right operands into transposed_.
+  void MultiplyNtInto(const Product& product, const Operand* rights, int num_rights);
+  // Multiplies `rows` with the panel.
   void MultiplyPanel(const Rows& rows, const PanelTarget& target) const;
 
   const KernelTable& kernels_;

@@ -23,29 +23,15 @@ void CheckExtent(const char* what, int64_t value, int64_t limit) {
       << what << ": expected 1 to " << limit << ", got " << value;
 }
 
-// Copies [rows, columns] floats.
-void CopyRows(const float* from, int64_t from_stride, const WeightGradTile& tile, float* to) {
-  for (int row = 0; row < tile.m; ++row) {
-    std::memcpy(to + row * kAccumulatorStride, from + row * from_stride, sizeof(float) * tile.n);
-  }
-}
-
 }  // namespace
 
 class TileWorkerImpl {
  public:
   TileWorkerImpl(Isa isa, DType dtype) : isa(isa), product(KernelsOf(isa, dtype)) {}
 
-  // Rounds the accumulators into `out`, of the worker's dtype.
-  void Store(int rows, int columns, void* out, int64_t out_stride) {
-    product.kernels().store({.c = product.accumulators(),
-                             .c_stride = kAccumulatorStride,
-                             .rows = rows,
-                             .columns = columns,
-                             .out = out,
-                             .out_stride = out_stride,
-                             .out_dtype = product.kernels().dtype,
-                             .accumulate = false});
+  // A matrix of the worker's dtype.
+  Destination To(void* data, int64_t stride) const {
+    return {.data = data, .stride = stride, .dtype = product.kernels().dtype};
   }
 
   const Isa isa;
@@ -85,8 +71,8 @@ void TileWorker::Down(const DownTile& tile) {
                              .b = {tile.w_down, tile.w_stride},
                              .rows = tile.rows,
                              .columns = tile.columns,
-                             .depth = tile.intermediate});
-  impl_->Store(tile.rows, tile.columns, tile.y, tile.y_stride);
+                             .depth = tile.intermediate,
+                             .destination = impl_->To(tile.y, tile.y_stride)});
 }
 
 void TileWorker::DownGrad(const DownGradTile& tile) {
@@ -116,8 +102,8 @@ void TileWorker::InputGrad(const InputGradTile& tile) {
   product.a.data = tile.d_up;
   product.b.data = tile.w_up;
   product.accumulate = true;
+  product.destination = impl_->To(tile.d_x, tile.d_x_stride);
   impl_->product.MultiplyNn(product);
-  impl_->Store(tile.rows, tile.columns, tile.d_x, tile.d_x_stride);
 }
 
 void TileWorker::WeightGrad(const WeightGradTile& tile) {
@@ -127,35 +113,36 @@ void TileWorker::WeightGrad(const WeightGradTile& tile) {
   const bool empty = tile.rows == 0 && tile.carry_in == nullptr;
   if (empty && tile.carry_out == nullptr && tile.accumulate) return;
   TileProduct& product = impl_->product;
-  float* acc = product.accumulators();
-  if (tile.carry_in != nullptr) {
-    CopyRows(tile.carry_in, tile.carry_stride, tile, acc);
-  } else if (tile.rows == 0) {
-    std::fill_n(acc, static_cast<int64_t>(tile.m) * kAccumulatorStride, 0.0f);
-  }
-  if (tile.rows > 0) {
-    product.MultiplyTn({.a = {tile.a, tile.a_stride},
-                        .b = {tile.b, tile.b_stride},
-                        .rows = tile.m,
-                        .columns = tile.n,
-                        .depth = tile.rows,
-                        .accumulate = tile.carry_in != nullptr});
-  }
-  StoreArguments store = {.c = acc,
-                          .c_stride = kAccumulatorStride,
-                          .rows = tile.m,
-                          .columns = tile.n,
-                          .out = tile.out,
-                          .out_stride = tile.out_stride,
-                          .out_dtype = tile.out_dtype,
-                          .accumulate = tile.accumulate};
+  Destination destination = {.data = tile.out,
+                             .stride = tile.out_stride,
+                             .dtype = tile.out_dtype,
+                             .accumulate = tile.accumulate};
   if (tile.carry_out != nullptr) {
-    store.out = tile.carry_out;
-    store.out_stride = tile.carry_stride;
-    store.out_dtype = DType::kFp32;
-    store.accumulate = false;
+    destination = {.data = tile.carry_out, .stride = tile.carry_stride, .dtype = DType::kFp32};
   }
-  product.kernels().store(store);
+  if (tile.carry_in != nullptr) {
+    for (int row = 0; row < tile.m; ++row) {
+      std::memcpy(product.accumulators() + row * kAccumulatorStride,
+                  tile.carry_in + row * tile.carry_stride, sizeof(float) * tile.n);
+    }
+  } else if (tile.rows == 0) {
+    std::fill_n(product.accumulators(), tile.m * kAccumulatorStride, 0.0f);
+  }
+  if (tile.rows == 0) {
+    product.kernels().store({.c = product.accumulators(),
+                             .c_stride = kAccumulatorStride,
+                             .rows = tile.m,
+                             .columns = tile.n,
+                             .destination = destination});
+    return;
+  }
+  product.MultiplyTn({.a = {tile.a, tile.a_stride},
+                      .b = {tile.b, tile.b_stride},
+                      .rows = tile.m,
+                      .columns = tile.n,
+                      .depth = tile.rows,
+                      .accumulate = tile.carry_in != nullptr,
+                      .destination = destination});
 }
 
 }  // namespace mok

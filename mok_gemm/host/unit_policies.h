@@ -15,6 +15,7 @@ struct SingleUnits {
   using Float = typename Simd::Float;
   static constexpr int kElements = 1;
   static constexpr bool kRowsAreUnits = sizeof(Element) == sizeof(float);
+  static constexpr bool kSumsAreNormal = false;  // accumulators may be denormal
 
   static Float MultiplyAdd(Float a, Float b, Float acc) { return Simd::MultiplyAdd(a, b, acc); }
 
@@ -38,6 +39,7 @@ struct PairUnits {
   using Float = typename Simd::Float;
   static constexpr int kElements = 2;
   static constexpr bool kRowsAreUnits = true;
+  static constexpr bool kSumsAreNormal = true;  // the instruction flushes denormals
 
   static Float MultiplyAdd(Float a, Float b, Float acc) {
     return Simd::MultiplyAddPairs(a, b, acc);
