@@ -27,7 +27,7 @@ struct KernelSet {
       .multiply = &MultiplyKernel<Simd, Units>::Run,
       .transpose = &StoreKernel<Simd>::Transpose,
       .store = &StoreKernel<Simd>::Store,
-      .store_transposed = &StoreKernel<Simd>::StoreTransposed,
+      .store_transposed = &StoreKernel<Simd>::template StoreTransposed<Units>,
       .swiglu_forward = &SwigluKernel<Simd, Element>::Forward,
       .swiglu_backward = &SwigluKernel<Simd, Element>::Backward,
       .token_reduce = &StoreKernel<Simd>::TokenReduce,

@@ -192,18 +192,15 @@ struct MultiplyKernel {
       } else {
         // Finished values go out through a buffer of a few cache lines.
         alignas(64) float finished[kGroupRows * kPanelColumns];
-        const StoreArguments store = {.c = finished,
-                                      .c_stride = kPanelColumns,
-                                      .rows = group.num_rows,
-                                      .columns = args.num_columns,
-                                      .destination = RowsFrom(args.destination, first_row)};
+        const StoreArguments store = {
+            .c = finished,
+            .c_stride = kPanelColumns,
+            .rows = group.num_rows,
+            .columns = args.num_columns,
+            .destination = StoreKernel<Simd>::From(args.destination, first_row, 0)};
         FetchDestination(store);
         RunGroup<kGroupRows>(group, finished, kPanelColumns, prefetch);
-        if constexpr (Units::kSumsAreNormal) {
-          StoreKernel<Simd>::StoreNormal(store);
-        } else {
-          StoreKernel<Simd>::Store(store);
-        }
+        StoreKernel<Simd>::template StoreSums<Units>(store);
       }
       group.to_pack.source = nullptr;
       first_row += group.num_rows;
@@ -211,23 +208,13 @@ struct MultiplyKernel {
   }
 
  private:
-  static int64_t Bytes(DType dtype) {
-    return dtype == DType::kBf16 ? sizeof(BFloat16) : sizeof(float);
-  }
-
-  static Destination RowsFrom(Destination destination, int row) {
-    destination.data =
-        static_cast<char*>(destination.data) + row * destination.stride * Bytes(destination.dtype);
-    return destination;
-  }
-
   // The lines that will be written come in while their values are computed.
   static void FetchDestination(const StoreArguments& store) {
-    const int64_t row_bytes = store.columns * Bytes(store.destination.dtype);
+    constexpr int kFloatsPerLine = 64 / sizeof(float);
     for (int row = 0; row < store.rows; ++row) {
-      const auto* line = static_cast<const char*>(RowsFrom(store.destination, row).data);
-      for (int64_t offset = 0; offset < row_bytes; offset += 64) {
-        __builtin_prefetch(line + offset, /*rw=*/1, /*locality=*/3);
+      for (int column = 0; column < store.columns; column += kFloatsPerLine) {
+        const void* line = StoreKernel<Simd>::From(store.destination, row, column).data;
+        __builtin_prefetch(line, /*rw=*/1, /*locality=*/3);
       }
     }
   }

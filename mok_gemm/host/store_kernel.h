@@ -40,9 +40,11 @@ struct StoreKernel {
     }
   }
 
-  // Store of values of which none is denormal.
-  static void StoreNormal(const StoreArguments& args) {
-    if constexpr (Simd::kHasPairDot) {
+  // Store of sums that Units made: where they cannot be denormal, full panels are converted by the
+  // instruction that would flush denormals.
+  template <class Units>
+  static void StoreSums(const StoreArguments& args) {
+    if constexpr (Units::kSumsAreNormal) {
       if (args.destination.dtype == DType::kBf16 && !args.destination.accumulate &&
           args.columns == 2 * kLanes) {
         auto* out = static_cast<BFloat16*>(args.destination.data);
@@ -56,29 +58,35 @@ struct StoreKernel {
     Store(args);
   }
 
-  // KernelTable::store_transposed: strips of lanes x kStrip elements through a buffer in L1.
+  // KernelTable::store_transposed: lanes x 2 lanes elements at a time through a buffer in L1.
+  template <class Units>
   static void StoreTransposed(const StoreArguments& args) {
-    alignas(64) float strip[kLanes * kStrip];
+    constexpr int kColumns = 2 * kLanes;
+    alignas(64) float buffer[kLanes * kColumns];
     for (int row = 0; row < args.rows; row += kLanes) {
-      for (int column = 0; column < args.columns; column += kStrip) {
-        const int columns = args.columns - column < kStrip ? args.columns - column : kStrip;
+      for (int column = 0; column < args.columns; column += kColumns) {
+        const int columns = args.columns - column < kColumns ? args.columns - column : kColumns;
         Transpose({.in = args.c + column * args.c_stride + row,
                    .in_stride = args.c_stride,
                    .rows = kLanes,
                    .columns = columns,
-                   .out = strip,
-                   .out_stride = kStrip});
-        Destination destination = args.destination;
-        const int64_t bytes = destination.dtype == DType::kBf16 ? sizeof(BFloat16) : sizeof(float);
-        destination.data =
-            static_cast<char*>(destination.data) + (row * destination.stride + column) * bytes;
-        Store({.c = strip,
-               .c_stride = kStrip,
-               .rows = LanesLeft(args.rows - row),
-               .columns = columns,
-               .destination = destination});
+                   .out = buffer,
+                   .out_stride = kColumns});
+        StoreSums<Units>({.c = buffer,
+                          .c_stride = kColumns,
+                          .rows = LanesLeft(args.rows - row),
+                          .columns = columns,
+                          .destination = From(args.destination, row, column)});
       }
     }
+  }
+
+  // `destination` from element (row, column) on.
+  static Destination From(Destination destination, int row, int column) {
+    const int64_t bytes = destination.dtype == DType::kBf16 ? sizeof(BFloat16) : sizeof(float);
+    destination.data =
+        static_cast<char*>(destination.data) + (row * destination.stride + column) * bytes;
+    return destination;
   }
 
   // KernelTable::token_reduce.
@@ -93,7 +101,6 @@ struct StoreKernel {
  private:
   // Columns of a token summed at once, so that each source row is read in whole cache lines.
   static constexpr int kVectors = 4;
-  static constexpr int kStrip = 64;
 
   template <class Element>
   static void StoreAs(const StoreArguments& args) {

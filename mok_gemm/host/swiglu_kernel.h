@@ -44,11 +44,16 @@ struct Silu {
     const Float n = Simd::Nearest(Simd::Multiply(x, Simd::Set(1.44269504f)));
     Float r = Simd::MultiplyAdd(n, Simd::Set(-0.693359375f), x);
     r = Simd::MultiplyAdd(n, Simd::Set(2.12194440e-4f), r);
-    // The Taylor series: its first dropped term, r^8 / 8!, is below 6e-9.
-    constexpr float kCoefficients[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
-    Float p = Simd::Set(1.0f / 5040);
-#pragma GCC unroll 8
-    for (int i = 0; i < 7; ++i) p = Simd::MultiplyAdd(p, r, Simd::Set(kCoefficients[i]));
+    // The Taylor series; its first dropped term, r^8 / 8!, is below 6e-9. The terms are paired so
+    // that the additions form a tree: the epilogue waits for results, not for execution units.
+    const auto linear = [r](float low, float high) {
+      return Simd::MultiplyAdd(r, Simd::Set(high), Simd::Set(low));
+    };
+    const Float r2 = Simd::Multiply(r, r);
+    const Float low = Simd::MultiplyAdd(r2, linear(1.0f / 2, 1.0f / 6), linear(1.0f, 1.0f));
+    const Float high =
+        Simd::MultiplyAdd(r2, linear(1.0f / 720, 1.0f / 5040), linear(1.0f / 24, 1.0f / 120));
+    const Float p = Simd::MultiplyAdd(Simd::Multiply(r2, r2), high, low);
     // n may be as low as -150: 2^n as the product of two normal powers.
     const Float half = Simd::Nearest(Simd::Multiply(n, Simd::Set(0.5f)));
     const Float rest = Simd::MultiplyAdd(half, Simd::Set(-1.0f), n);
