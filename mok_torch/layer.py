@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mok_torch import _C, full_state, functional, ops
 from mok_torch.config import MoKConfig
 from mok_torch.fan_out import fan_out
-from mok_torch.groups import as_group
+from mok_torch.groups import DistributedGroup, as_group
 from mok_torch.router import (
     Router,
     RouterConfig,
@@ -21,6 +21,12 @@ from mok_torch.router import (
     count_routes,
     position_independent_sigmoid,
 )
+
+if torch.distributed.is_available():
+    # PyTorch imports this at the first call of an operator. Were there a process group by then, its
+    # functions would hold it as their default argument for ever, and gloo's threads would live on
+    # into the end of the interpreter, where they may abort.
+    import torch.distributed.nn
 
 # What the experts' matrix products read and write; sums are float32 in all of them.
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -188,7 +194,6 @@ class MoELayer(nn.Module):
         if gradient_block is not None and gradient_block < 1:
             raise ValueError(f"gradient_block must be None or at least 1, got {gradient_block}")
         self.gradient_block = gradient_block
-        self._group_argument = group
         self.group = as_group(group)
         self._workspace: functional.Workspace | None = None
 
@@ -228,9 +233,11 @@ class MoELayer(nn.Module):
         """
         if self.group.size == 1:
             return  # functional.moe grows the workspace of a single rank itself
+        # Held weakly by self.group: a layer must not keep a process group from being destroyed.
+        group = self.group.group if isinstance(self.group, DistributedGroup) else self.group
         self._workspace = functional.get_workspace(
             self.config,
-            self._group_argument,
+            group,
             device=self.router.weight.device,
             num_local_tokens=max_tokens_per_rank,
             hidden_size=self.hidden_size,

@@ -1,6 +1,7 @@
 """MoELayer over processes: torch.distributed (gloo) and POSIX shared memory."""
 
 import os
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,10 @@ def join_and_work(rank, worker, size, meeting_point, arguments):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{meeting_point}", rank=rank, world_size=size)
     worker(rank, size, *arguments)
+    group = weakref.ref(dist.group.WORLD)
     dist.destroy_process_group()
+    # Nothing keeps it and its threads, not even the layers: they may still be there.
+    assert group() is None
 
 
 def check_against_one_rank(rank, size, expected_path):
