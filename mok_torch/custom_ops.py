@@ -26,7 +26,7 @@ from mok_torch.checks import (
     require_tensor,
 )
 from mok_torch.lazy_memory import lazy_zeros
-from mok_torch.passes import LayerGrads, Ring, WeightGrads
+from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
 from mok_torch.plan import Plan
 from mok_torch.workspace import DEFAULT_HANDLE, Workspace, default_workspace, workspace_of_handle
 
@@ -87,7 +87,7 @@ def moe_forward(
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
     schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts, plan.num_experts)
-    passes.run_forward(owner, plan, schedule, layer, ring, out, limit)
+    passes.run_forward(LayerCall(owner, plan, schedule, layer, ring, limit), out)
     return out, passes.save_schedule(schedule, plan.schedule_words), *ring
 
 
@@ -155,27 +155,24 @@ def moe_backward(
         require_tensor("d_out", d_out)
         require_dtype("d_out", d_out, x.dtype, " (the dtype of x)")
         require_shape("d_out", d_out, x.shape, "of x")
+        owner.require_room("x", layer.num_tokens)
         d_tokens = d_out.reshape(layer.x.shape).contiguous()
         schedule = passes.load_schedule(schedule_words)
         ring = _ring_to_overwrite(
             schedule, Ring(ring_x, ring_gate, ring_up, shared_gate, shared_up)
         )
         grads = _empty_grads(layer, weights, weight_needed)
-    passes.run_backward(owner, plan, schedule, layer, ring, 1, d_tokens, grads, limit)
-    d_weights = [
-        weight.new_empty(0) if grad is None else grad
-        for weight, grad in zip(
-            (weight if weight is not None else x for weight in weights),
-            (*grads.routed[:3], *grads.shared[:3]),
-            strict=True,
-        )
-    ]
-    d_scale = topk_weight.new_empty(0) if shared_scale is None else grads.shared_scale
+    call = LayerCall(owner, plan, schedule, layer, ring, limit)
+    passes.run_backward(call, 1, d_tokens, grads)
+    d_weights = (*grads.routed[:3], *grads.shared[:3])
+    d_scale = topk_weight.new_empty(0)
+    if shared_scale is not None:
+        d_scale = grads.shared_scale.view(shared_scale.shape)
     return (
         grads.x.view(x.shape),
         grads.topk_weight.view(topk_weight.shape),
-        *d_weights,
-        d_scale.view(shared_scale.shape) if shared_scale is not None else d_scale,
+        *(x.new_empty(0) if grad is None else grad for grad in d_weights),
+        d_scale,
     )
 
 

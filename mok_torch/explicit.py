@@ -22,7 +22,7 @@ from mok_torch.checks import (
 )
 from mok_torch.config import MoKConfig
 from mok_torch.lazy_memory import lazy_zeros
-from mok_torch.passes import LayerGrads, Ring, WeightGrads
+from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
 from mok_torch.plan import Plan, make_plan
 from mok_torch.workspace import Workspace
 
@@ -150,7 +150,7 @@ def forward(
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
         ring = passes.new_ring(layer, schedule.plan.ring_rows)
         out = x.new_empty(x.shape)
-    passes.run_forward(workspace, plan, schedule.engine, layer, ring, out, limit)
+    passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
     return out, ForwardContext(ring, kept_macrobatches=1)
 
 
@@ -235,9 +235,8 @@ def backward(
     kept = context.kept_macrobatches
     if schedule.info.num_macrobatches > 1:
         context.kept_macrobatches = 0  # the pass overwrites the ring, even one that fails
-    passes.run_backward(
-        workspace, plan, schedule.engine, layer, context.ring, kept, d_tokens, grads, limit
-    )
+    call = LayerCall(workspace, plan, schedule.engine, layer, context.ring, limit)
+    passes.run_backward(call, kept, d_tokens, grads)
     results = (
         grads.x.view(x.shape),
         grads.topk_weight.view(router_weights.shape),

@@ -112,42 +112,45 @@ def _set_grads(target, grads: WeightGrads):
     target.accumulate = int(grads.accumulate)
 
 
-def run_forward(
-    workspace: Workspace,
-    plan: Plan,
-    schedule: _C.Schedule,
-    layer: LayerTensors,
-    ring: Ring,
-    out: Tensor,
-    swiglu_limit: float,
-):
-    """Writes ring and out [T, H]. Collective."""
+class LayerCall(NamedTuple):
+    """What the two passes of one layer call have in common.
+
+    swiglu_limit: 0 for none. ring: written by the forward; by the backward too where there are
+    several macrobatches.
+    """
+
+    workspace: Workspace
+    plan: Plan
+    schedule: _C.Schedule
+    layer: LayerTensors
+    ring: Ring
+    swiglu_limit: float
+
+    def fill(self, args):
+        """Sets what _C.ForwardArgs and _C.BackwardArgs have in common."""
+        _set_layer(args.layer, self.layer, self.swiglu_limit)
+        _set_ring(args.context, self.ring)
+
+    def engine_config(self, num_comm: int) -> _C.EngineConfig:
+        return engine_config(self.plan, self.workspace.ranks_in_process, num_comm)
+
+
+def run_forward(call: LayerCall, out: Tensor):
+    """Writes the ring and out [T, H]. Collective."""
     args = _C.ForwardArgs()
-    _set_layer(args.layer, layer, swiglu_limit)
-    _set_ring(args.context, ring)
+    call.fill(args)
     args.out = out.data_ptr()
-    config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
-    _C.forward(workspace.engine, config, schedule, args)
+    config = call.engine_config(call.plan.fwd_num_comm)
+    _C.forward(call.workspace.engine, config, call.schedule, args)
 
 
-def run_backward(
-    workspace: Workspace,
-    plan: Plan,
-    schedule: _C.Schedule,
-    layer: LayerTensors,
-    ring: Ring,
-    kept_macrobatches: int,
-    d_out: Tensor,
-    grads: LayerGrads,
-    swiglu_limit: float,
-):
-    """Writes grads, and the ring where there are several macrobatches. Collective.
+def run_backward(call: LayerCall, kept_macrobatches: int, d_out: Tensor, grads: LayerGrads):
+    """Writes grads from d_out [T, H]. Collective.
 
     kept_macrobatches: 1 if the ring holds what the forward left, 0 if all is to be recomputed.
     """
     args = _C.BackwardArgs()
-    _set_layer(args.layer, layer, swiglu_limit)
-    _set_ring(args.context, ring)
+    call.fill(args)
     args.d_out = d_out.data_ptr()
     args.kept_macrobatches = kept_macrobatches
     args.d_x = grads.x.data_ptr()
@@ -155,8 +158,8 @@ def run_backward(
     args.d_shared_scale = _address(grads.shared_scale)
     _set_grads(args.d_routed, grads.routed)
     _set_grads(args.d_shared, grads.shared)
-    config = engine_config(plan, workspace.ranks_in_process, plan.bwd_num_comm)
-    _C.backward(workspace.engine, config, schedule, args)
+    config = call.engine_config(call.plan.bwd_num_comm)
+    _C.backward(call.workspace.engine, config, call.schedule, args)
 
 
 def build_schedule(
