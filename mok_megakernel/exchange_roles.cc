@@ -22,6 +22,7 @@ void RunDispatch(const PassParams& params, const Task& task) {
 }
 
 void RunCombine(const PassParams& params, const Task& task) {
+  if (params.reduce_rows.stay_in_ring()) return;
   const BlockRows rows = RowsOfBlock(params, task);
   PushRows(TableRows(params, rows), RingRows(params.forward.y, rows.ring_row),
            params.exchange.rows);
@@ -38,7 +39,9 @@ void RunReverseCombine(const PassParams& params, const Task& task) {
 void RunReverseDispatch(const PassParams& params, const Task& task) {
   const BlockRows rows = RowsOfBlock(params, task);
   const RowTable table = TableRows(params, rows);
-  PushRows(table, RingRows(params.backward.d_x, rows.ring_row), params.exchange.rows);
+  if (!params.reduce_rows.stay_in_ring()) {
+    PushRows(table, RingRows(params.backward.d_x, rows.ring_row), params.exchange.rows);
+  }
   // The router gradient of a row: its tiles' partial sums, tiles ascending.
   const MatrixView<float>& partial = params.backward.d_router_partial;
   float* d_router = params.backward.d_router + rows.ring_row;

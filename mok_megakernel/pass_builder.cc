@@ -124,7 +124,7 @@ void FillExchange(const Workspace& workspace, const PassInputs& inputs, PassPara
   if (workspace.shape().ep_size == 1) params->num_staged = 0;
   exchange.rows = {workspace.heap().bases(), regions.rows, row_bytes};
   exchange.d_topk_weight = {workspace.heap().bases(), regions.d_topk_weight, weight_bytes};
-  params->local_rows = workspace.heap().local() + regions.rows;
+  params->reduce_rows = {workspace.heap().local() + regions.rows, nullptr};
   params->local_d_topk_weight =
       reinterpret_cast<const float*>(workspace.heap().local() + regions.d_topk_weight);
 }
@@ -207,7 +207,8 @@ BackwardScratch BackwardScratchOf(const ScratchMatrices& scratch, const ScratchR
   return result;
 }
 
-Status FillScratch(Workspace& workspace, Pass pass, PreparedPass* prepared) {
+Status FillScratch(Workspace& workspace, Pass pass, const Schedule& schedule,
+                   PreparedPass* prepared) {
   PassParams& params = prepared->params;
   const LayerShape& shape = params.shape;
   const TileCounts tiles = CountTiles(shape);
@@ -234,6 +235,11 @@ Status FillScratch(Workspace& workspace, Pass pass, PreparedPass* prepared) {
   } else {
     params.backward = BackwardScratchOf(scratch, regions, scratch_shape);
   }
+  if (workspace.shape().ep_size == 1 && params.ring_plan.num_macrobatches() <= 1) {
+    const bool forward = pass == Pass::kForward;
+    params.reduce_rows = {(forward ? params.forward.y : params.backward.d_x).At(0, 0),
+                          schedule.row_of_route.data()};
+  }
   return OkStatus();
 }
 
@@ -247,7 +253,7 @@ Status Prepare(Workspace& workspace, const EngineConfig& config, const PassInput
   const ProgramShape program_shape = ProgramShapeOf(inputs, params.shape, params.ring_plan);
   MOK_ASSIGN_OR_RETURN(TaskProgram program, TaskProgram::Create(program_shape, params.table));
   pass->program.emplace(std::move(program));
-  MOK_RETURN_IF_ERROR(FillScratch(workspace, inputs.pass, pass));
+  MOK_RETURN_IF_ERROR(FillScratch(workspace, inputs.pass, inputs.schedule, pass));
 
   const bool forward = inputs.pass == Pass::kForward;
   pass->record = workspace.NewRecord(forward ? Operation::kForward : Operation::kBackward);

@@ -98,6 +98,15 @@ struct ExchangeParams {
   PeerBuffers d_topk_weight;  // fp32 [T_r * K] on every rank: ReverseDispatch -> TokenReduce
 };
 
+// The rows that TokenReduce sums, one per route. As a rule they are what Combine or ReverseDispatch
+// of all ranks have put into the heap of this one, at the route's own place. A single rank whose
+// ring holds all rows leaves them in the ring: nobody else wants them, and nothing overwrites them.
+struct ReduceRows {
+  const std::byte* base;        // [T * K, H], or [ring, H]
+  const int32_t* row_of_route;  // [T, K] ring row of each route; null: the route itself
+  bool stay_in_ring() const { return row_of_route != nullptr; }
+};
+
 // A tensor of the caller that peers read: copied into the heap before the entry barrier.
 struct StagedCopy {
   std::byte* destination;
@@ -124,7 +133,7 @@ struct PassParams {
   ExpertGradParams d_routed;
   ExpertGradParams d_shared;
   ExchangeParams exchange;
-  const std::byte* local_rows;       // this rank's [T * K, H] of exchange.rows
+  ReduceRows reduce_rows;
   const float* local_d_topk_weight;  // this rank's [T * K] of exchange.d_topk_weight
   StagedCopy staged[kMaxStagedCopies];
   int num_staged = 0;

@@ -48,4 +48,12 @@ inline Range TokensOfBlock(const PassParams& params, const Task& task) {
   return TileRange(task.block, kRowBlock, params.shape.num_tokens);
 }
 
+// `y` and `y_rows` of a TokenReduceTile that begins at `first_route`.
+inline const std::byte* FirstRow(const ReduceRows& rows, int64_t first_route, int64_t row_bytes) {
+  return rows.stay_in_ring() ? rows.base : rows.base + first_route * row_bytes;
+}
+inline const int32_t* RowsOfRoutes(const ReduceRows& rows, int64_t first_route) {
+  return rows.stay_in_ring() ? rows.row_of_route + first_route : nullptr;
+}
+
 }  // namespace mok

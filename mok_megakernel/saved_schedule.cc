@@ -36,7 +36,7 @@ static_assert(kHeaderWords < MOK_SCHEDULE_HEADER_WORDS && sizeof(SavedHeader) % 
 static_assert(std::is_trivially_copyable_v<SavedHeader>);
 
 // Calls visit(array) for every array that is saved, in order. Sizes of the arrays follow from the
-// header; block_expert follows from expert_block_begin.
+// header; block_expert and row_of_route follow from the arrays.
 template <class AnySchedule, class Visit>
 void VisitArrays(AnySchedule& schedule, Visit visit) {
   visit(schedule.table.expert_block_begin);
@@ -151,6 +151,7 @@ StatusOr<std::unique_ptr<Schedule>> LoadSchedule(std::span<const int32_t> words)
     next += array.size();
   });
   FillBlockExperts(&schedule->table);
+  schedule->FillRowOfRoute();
   return schedule;
 }
 

@@ -110,6 +110,15 @@ int64_t RingRows(const Schedule& schedule, const EngineConfig& config) {
 
 }  // namespace
 
+void Schedule::FillRowOfRoute() {
+  if (table.ep_size > 1) return;
+  row_of_route.assign(expert_ids.size(), -1);
+  for (size_t row = 0; row < table.source_route.size(); ++row) {
+    const int32_t route = table.source_route[row];
+    if (route >= 0) row_of_route[static_cast<size_t>(route)] = static_cast<int32_t>(row);
+  }
+}
+
 RingPlan Schedule::Ring(int64_t pass_minibatch_rows) const {
   RingPlan ring;
   ring.num_row_blocks = table.num_row_blocks();
@@ -160,6 +169,7 @@ StatusOr<std::unique_ptr<Schedule>> BuildSchedule(Workspace& workspace,
   schedule->expert_ids.assign(own_routes, own_routes + args->num_tokens * shape.topk);
   MOK_ASSIGN_OR_RETURN(schedule->table,
                        BuildRoutingTable(routes_of_ranks, partition, shape.rank, shape.topk));
+  schedule->FillRowOfRoute();
   schedule->minibatch_rows = RoundUp<int64_t>(resolved.value().minibatch_rows, kRowBlock);
   schedule->ring_rows = RingRows(*schedule, resolved.value());
   return schedule;

@@ -28,10 +28,13 @@ struct Schedule {
   int64_t minibatch_rows = 0;  // as configured; 0: chosen by each pass
   int64_t ring_rows = 0;       // M row blocks of the ring, in rows; 0 when no route can lead here
 
+  // [T, K] table row of each route of a single rank, whose routes all lead to itself; -1: no route.
+  // Empty when there are several ranks. Follows from the table.
+  std::vector<int32_t> row_of_route;
+
+  void FillRowOfRoute();
   // The ring plan of a pass with `minibatch_rows` > 0 rows a minibatch.
   RingPlan Ring(int64_t pass_minibatch_rows) const;
-  // Rows of the ring that hold anything.
-  int64_t used_ring_rows() const { return Ring(kRowBlock).num_slots() * kRowBlock; }
 };
 
 // Collective, under workspace.lock(): the whole of mok_schedule_build.

@@ -141,7 +141,12 @@ struct StoreKernel {
     for (int64_t route = token * tile.topk; route < (token + 1) * tile.topk; ++route) {
       if (tile.expert_ids[route] < 0) continue;
       const Float weight = Simd::Set(tile.weights != nullptr ? tile.weights[route] : 1.0f);
-      const auto* row = static_cast<const Element*>(tile.y) + route * tile.y_stride;
+      const Element* row = RowOfRoute<Element>(tile, route);
+      const int64_t next = route + tile.topk;
+      if (next < tile.tokens * tile.topk && tile.expert_ids[next] >= 0) {
+        // Rows lie anywhere and are short: the hardware does not see the next token's coming.
+        PrefetchStrip(RowOfRoute<Element>(tile, next) + column);
+      }
       for (int v = 0; v < kVectors && v * kLanes < left; ++v) {
         const int n = LanesLeft(left - v * kLanes);
         acc[v] = Simd::MultiplyAdd(weight, Simd::Load(row + column + v * kLanes, n), acc[v]);
@@ -151,6 +156,18 @@ struct StoreKernel {
     for (int v = 0; v < kVectors && v * kLanes < left; ++v) {
       Simd::Store(out + column + v * kLanes, acc[v], LanesLeft(left - v * kLanes));
     }
+  }
+
+  template <class Element>
+  static const Element* RowOfRoute(const TokenReduceTile& tile, int64_t route) {
+    const int64_t row = tile.y_rows != nullptr ? tile.y_rows[route] : route;
+    return static_cast<const Element*>(tile.y) + row * tile.y_stride;
+  }
+
+  template <class Element>
+  static void PrefetchStrip(const Element* strip) {
+    constexpr int kPerCacheLine = 64 / static_cast<int>(sizeof(Element));
+    for (int i = 0; i < kVectors * kLanes; i += kPerCacheLine) __builtin_prefetch(strip + i);
   }
 
   static int LanesLeft(int64_t left) { return left < kLanes ? static_cast<int>(left) : kLanes; }

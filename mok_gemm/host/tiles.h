@@ -128,8 +128,10 @@ struct TokenReduceTile {
   const void* shared = nullptr;  // [tokens, hidden], or null: the sum starts at zero
   int64_t shared_stride = 0;
   const float* shared_scale = nullptr;  // [tokens], or null: one
-  const void* y = nullptr;              // [tokens * topk, hidden]
+  const void* y = nullptr;              // [tokens * topk, hidden]; with y_rows any number of rows
   int64_t y_stride = 0;
+  const int32_t* y_rows = nullptr;      // [tokens, topk] the row of y of each route, or null: rows
+                                        // in the order of the routes
   const int32_t* expert_ids = nullptr;  // [tokens, topk]; -1: no route, its row is never read
   const float* weights = nullptr;       // [tokens, topk], or null: one
   void* out = nullptr;                  // [tokens, hidden], may alias shared
