@@ -117,6 +117,27 @@ TEST_P(TokenReduceTest, OutMayBeShared) {
   EXPECT_EQ(test.shared.Bits(), test.out.Bits());
 }
 
+// The same rows in another order, named by y_rows.
+TEST_P(TokenReduceTest, RowsInAnyOrder) {
+  Case test(GetParam().dtype, 11, 150, 3);
+  TokenReduce(GetParam().isa, test.tile);
+  const std::string in_order = test.out.Bits();
+  constexpr int64_t kRows = 33;
+  TestMatrix shuffled(GetParam().dtype, kRows, 150);
+  std::vector<int32_t> y_rows;
+  for (int64_t route = 0; route < kRows; ++route) {
+    const int64_t row = route * 7 % kRows;
+    for (int64_t c = 0; c < 150; ++c) shuffled.Set(row, c, test.y.Get(route, c));
+    y_rows.push_back(test.expert_ids[route] < 0 ? -1 : static_cast<int32_t>(row));
+  }
+  test.tile.y = shuffled.at();
+  test.tile.y_stride = shuffled.stride();
+  test.tile.y_rows = y_rows.data();
+  test.out.Fill(0.0);
+  TokenReduce(GetParam().isa, test.tile);
+  EXPECT_EQ(test.out.Bits(), in_order);
+}
+
 // A token's bits do not depend on the tokens around it.
 TEST_P(TokenReduceTest, TokensAreIndependent) {
   Case test(GetParam().dtype, 9, 130, 3);
