@@ -95,3 +95,24 @@ def check_wrong_input_raises_everywhere(rank, size):
 
 def test_wrong_input_of_one_process_raises_everywhere(tmp_path):
     spawn(check_wrong_input_raises_everywhere, 2, tmp_path)
+
+
+def check_compiled_layer(rank, size):
+    layer = make_layer(dist.group.WORLD)
+    x = make_tokens().tensor_split(size)[rank]
+    layer.reserve(len(x))
+
+    def run(function):
+        layer.zero_grad()
+        own_x = x.clone().requires_grad_()
+        out = function(own_x)
+        out.sum().backward()
+        return [out.detach(), own_x.grad, *(p.grad for p in layer.parameters())]
+
+    plain = run(layer)
+    compiled = run(torch.compile(layer, fullgraph=True, backend="aot_eager"))
+    assert all(torch.equal(a, b) for a, b in zip(plain, compiled, strict=True))
+
+
+def test_compiles_over_processes(tmp_path):
+    spawn(check_compiled_layer, 2, tmp_path)
