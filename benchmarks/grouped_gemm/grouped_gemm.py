@@ -30,7 +30,7 @@ _PANELS = flags.DEFINE_multi_integer("panel", [], "Further row blocks per panel 
 _NATURAL = flags.DEFINE_bool("natural", False, "Also time the natural column order.")
 _JSON = flags.DEFINE_string("json", None, "Where to write the results.")
 
-_WARM_UPS = 4
+_WARM_UPS = 8
 _SLEEP_CYCLES = 500_000  # about 0.3 ms
 
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <random>
 
@@ -35,24 +36,34 @@ void Configure(const Interleaving& interleaving) {
   emulator::Configure(options);
 }
 
-// Runs one variant; "" or the kind of failure and its text.
+DeviceWaitParams WaitParams() {
+  struct Memory {
+    DeviceWaitRecord record;
+    uint32_t abort_flag;
+  };
+  static auto* const memory =
+      static_cast<Memory*>(runtime::AllocateMappedHost(sizeof(Memory), "wait").value());
+  return {&memory->record, &memory->abort_flag, kTimeoutNs, 0};
+}
+
+emulator::Report Launch(const GemmVariant& variant, const GroupedGemmProblem& problem,
+                        uint32_t num_blocks) {
+  auto params = MakeGroupedGemmParams(problem, variant.order, variant.half_columns);
+  MOK_CHECK(params.ok()) << params.status();
+  params->max_panel_blocks = 2;
+  params->wait = WaitParams();
+  const Status launched = LaunchGroupedGemm(variant.kernel, *params, {.num_blocks = num_blocks});
+  MOK_CHECK(launched.ok()) << launched;
+  return emulator::Run();
+}
+
+// "" or the kind of failure, and its text.
 struct Outcome {
   std::string kind, text;
 };
 Outcome RunVariant(const GemmVariant& variant, const GemmTestProblem& test, uint32_t num_blocks) {
-  static DeviceWaitRecord* const record = static_cast<DeviceWaitRecord*>(
-      runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record").value());
-  static uint32_t* const abort_flag =
-      static_cast<uint32_t*>(runtime::AllocateMappedHost(sizeof(uint32_t), "abort_flag").value());
   test.Poison();
-  StatusOr<GroupedGemmParams> params =
-      MakeGroupedGemmParams(test.problem(), variant.order, variant.half_columns);
-  MOK_CHECK(params.ok()) << params.status();
-  params->max_panel_blocks = 2;
-  params->wait = {record, abort_flag, kTimeoutNs, 0};
-  const Status launched = LaunchGroupedGemm(variant.kernel, *params, {.num_blocks = num_blocks});
-  MOK_CHECK(launched.ok()) << launched;
-  const emulator::Report report = emulator::Run();
+  const emulator::Report report = Launch(variant, test.problem(), num_blocks);
   if (!report.ok) return {report.kind, report.text};
   const std::string error = test.Compare(1 << 20, 1);
   return {error.empty() ? "" : "mismatch", error};
@@ -82,7 +93,7 @@ TEST(GroupedGemmTest, RandomShapesWithTails) {
   for (ColumnOrder order : {kNatural, kPermuted}) {
     for (GemmEpilogue epilogue : {kStore, kSwiGlu}) {
       for (auto make : {SmallVariant, OneWarpgroupVariant}) {
-        for (int repeat = 0; repeat < 3; ++repeat, ++seed) {
+        for (int repeat = 0; repeat < 5; ++repeat, ++seed) {
           const GemmVariant variant = make(order, epilogue);
           const GemmTestSpec spec = RandomSpec(epilogue, order, seed);
           SCOPED_TRACE(StrCat(variant.name, " ", spec.ToString()));
@@ -170,6 +181,76 @@ TEST(GroupedGemmTest, BitsDependOnTheElementOnly) {
     EXPECT_EQ(Bits(OneWarpgroupVariant(kNatural, epilogue), spec, 2), expected);
     EXPECT_EQ(Bits(DefaultVariant(kPermuted, epilogue), spec, 2), expected);
   }
+}
+
+// h for given g and u: one row, whose only nonzero element selects g and u out of the weights.
+std::vector<float> HiddenOf(const std::vector<float>& gate, const std::vector<float>& up,
+                            float limit) {
+  constexpr int kDepth = 8, kWidth = 32;
+  auto device = [](const auto& values, const char* name) {
+    const size_t bytes = values.size() * sizeof values[0];
+    void* memory = runtime::AllocateDevice(0, bytes, name).value();
+    MOK_CHECK(runtime::CopyToDevice(memory, values.data(), bytes).ok());
+    return memory;
+  };
+  auto weights = [&](const std::vector<float>& first, const char* name) {
+    std::vector<BFloat16> values(kWidth * kDepth, BFloat16{0});
+    for (size_t n = 0; n < first.size(); ++n) values[n * kDepth] = RoundToBFloat16(first[n]);
+    return static_cast<const BFloat16*>(device(values, name));
+  };
+  std::vector<BFloat16> a(kDepth, BFloat16{0});
+  a[0] = RoundToBFloat16(1.0f);
+  const std::vector<BFloat16> poison(kWidth, BFloat16{0xFFFF});
+  GroupedGemmProblem problem;
+  problem.epilogue = kSwiGlu;
+  problem.a = static_cast<const BFloat16*>(device(a, "A"));
+  problem.rows = 1;
+  problem.k = problem.a_stride = kDepth;
+  problem.expert_begin = static_cast<const int32_t*>(device(std::vector<int32_t>{0}, "begin"));
+  problem.expert_count = static_cast<const int32_t*>(device(std::vector<int32_t>{1}, "count"));
+  problem.experts = 1;
+  problem.weights = weights(gate, "gate weights");
+  problem.weights_up = weights(up, "up weights");
+  problem.width = problem.out_stride = kWidth;
+  problem.out = static_cast<BFloat16*>(device(poison, "h"));
+  problem.gate = static_cast<BFloat16*>(device(poison, "g"));
+  problem.up = static_cast<BFloat16*>(device(poison, "u"));
+  problem.swiglu_limit = limit;
+  const emulator::Report report = Launch(SmallVariant(kPermuted, kSwiGlu), problem, 1);
+  EXPECT_TRUE(report.ok) << report.text;
+  std::vector<BFloat16> hidden(kWidth);
+  MOK_CHECK(runtime::CopyToHost(hidden.data(), problem.out, kWidth * sizeof(BFloat16)).ok());
+  std::vector<float> values;
+  for (size_t i = 0; i < gate.size(); ++i) values.push_back(ToFloat(hidden[i]));
+  return values;
+}
+
+// The same conventions as the host worker and PyTorch: a NaN or an infinity stays visible, in its
+// own column only; a value equal to the limit is not changed.
+TEST(GroupedGemmTest, SwiGluOfSpecialValues) {
+  constexpr float kInf = kNoLimit, kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> gate = {kInf, -kInf, kNan, 1.0f, 0.0f, -0.0f, 200.0f, -200.0f, 2.0f};
+  const std::vector<float> up = {1.0f, 1.0f, 1.0f, kNan, 4.0f, 4.0f, -3.0f, -3.0f, -kInf};
+  Configure({0, 0.1});
+  const std::vector<float> plain = HiddenOf(gate, up, kNoLimit);
+  EXPECT_EQ(plain[0], kInf);
+  EXPECT_TRUE(std::isnan(plain[1]));
+  EXPECT_TRUE(std::isnan(plain[2]));
+  EXPECT_TRUE(std::isnan(plain[3]));
+  EXPECT_EQ(plain[4], 0.0f);
+  EXPECT_EQ(plain[5], 0.0f);
+  EXPECT_EQ(plain[6], -600.0f);
+  EXPECT_EQ(plain[7], 0.0f);
+  EXPECT_EQ(plain[8], -kInf);
+  const std::vector<float> clamped = HiddenOf(gate, up, 2.0f);
+  const float silu_of_limit = 2.0f / (1.0f + std::exp(-2.0f));
+  EXPECT_NEAR(clamped[0], silu_of_limit, 0x1p-7);
+  EXPECT_TRUE(std::isnan(clamped[1]));
+  EXPECT_TRUE(std::isnan(clamped[2]));
+  EXPECT_TRUE(std::isnan(clamped[3]));
+  EXPECT_NEAR(clamped[6], -2.0f * silu_of_limit, 0x1p-6);
+  EXPECT_EQ(clamped[7], 0.0f);
+  EXPECT_NEAR(clamped[8], -2.0f * silu_of_limit, 0x1p-6);
 }
 
 TEST(GroupedGemmTest, NoRowsAtAll) {
