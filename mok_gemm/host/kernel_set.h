@@ -25,7 +25,6 @@ struct KernelSet {
       .pack_interleaved = &PackKernel<Simd, Units>::Interleaved,
       .pack_rows = &PackKernel<Simd, Units>::Rows,
       .multiply = &MultiplyKernel<Simd, Units>::Run,
-      .transpose = &StoreKernel<Simd>::Transpose,
       .store = &StoreKernel<Simd>::Store,
       .store_transposed = &StoreKernel<Simd>::template StoreTransposed<Units>,
       .swiglu_forward = &SwigluKernel<Simd, Element>::Forward,

@@ -39,6 +39,12 @@ struct PrefetchRange {
   int64_t row_bytes = 0;
 };
 
+// What is fetched during one multiplication; ranges without rows are skipped.
+struct PrefetchList {
+  static constexpr int kSize = 5;
+  PrefetchRange ranges[kSize];
+};
+
 // Where a finished product goes: out[r, j] = round(acc[r, j]), or round(out[r, j] + acc[r, j]).
 struct Destination {
   void* data = nullptr;        // null: nowhere, the product stays in fp32 scratch
@@ -61,18 +67,8 @@ struct MultiplyArguments {
   float* c;          // [num_rows, num_columns rounded up to lanes]
   int64_t c_stride;  // floats
   bool accumulate;   // start from c, not from zero
-  Destination destination;    // of acc; without data, acc goes to c
-  PrefetchRange prefetch[2];  // brought into the L2 cache bit by bit while multiplying
-};
-
-// out[r, j] = in[j, r].
-struct TransposeArguments {
-  const float* in;    // [columns, rows]
-  int64_t in_stride;  // both dimensions are readable up to the next multiple of lanes
-  int rows;
-  int columns;
-  float* out;          // [rows, columns]
-  int64_t out_stride;  // writable up to the next multiples of lanes
+  Destination destination;  // of acc; without data, acc goes to c
+  PrefetchList prefetch;    // brought into the L2 cache bit by bit while multiplying
 };
 
 // destination = c.
@@ -85,11 +81,11 @@ struct StoreArguments {
   Destination destination;
 };
 
-// The two accumulator matrices that a SwiGLU epilogue reads.
+// The two products that the SwiGLU epilogue reads, transposed as MultiplyNt leaves them.
 struct GateUpAccumulators {
-  const float* gate;  // [rows, columns]: x Wg^T
-  const float* up;    // [rows, columns]: x Wu^T
-  int64_t stride;
+  const float* gate;  // [columns, rows]: (x Wg^T)^T
+  const float* up;    // [columns, rows]: (x Wu^T)^T
+  int64_t stride;     // both dimensions are readable up to the next multiple of lanes
 };
 
 // The dhu that the SwiGLU backward epilogue reads.
@@ -113,7 +109,6 @@ struct KernelTable {
   // K-contiguous rows, source [count, depth], into rows of units.
   void (*pack_rows)(const PackArguments&);
   void (*multiply)(const MultiplyArguments&);
-  void (*transpose)(const TransposeArguments&);
   void (*store)(const StoreArguments&);
   void (*store_transposed)(const StoreArguments&);
   void (*swiglu_forward)(const GateUpTile&, const GateUpAccumulators&);

@@ -16,10 +16,10 @@ inline constexpr int64_t kPrefetchUnits = 32;
 template <class Simd>
 class PrefetchCursor {
  public:
-  PrefetchCursor(const PrefetchRange (&ranges)[2], int64_t num_steps)
-      : range_(ranges), end_(ranges + 2) {
+  PrefetchCursor(const PrefetchList& list, int64_t num_steps)
+      : range_(list.ranges), end_(list.ranges + PrefetchList::kSize) {
     int64_t num_lines = 0;
-    for (const PrefetchRange& range : ranges) {
+    for (const PrefetchRange& range : list.ranges) {
       num_lines += range.num_rows * ((range.row_bytes + kLineBytes - 1) / kLineBytes);
     }
     lines_per_step_ = (num_lines + num_steps - 1) / num_steps;

@@ -13,20 +13,22 @@ struct StoreKernel {
   using Float = typename Simd::Float;
   static constexpr int kLanes = Simd::kLanes;
 
-  // KernelTable::transpose.
-  static void Transpose(const TransposeArguments& args) {
-    for (int row = 0; row < args.rows; row += kLanes) {
-      for (int column = 0; column < args.columns; column += kLanes) {
-        Float block[kLanes];
+  static constexpr int kStripColumns = 2 * kLanes;
+
+  // A strip of kLanes rows and `columns` (1 .. kStripColumns) columns of a transposed matrix, from
+  // its element (row, column) on, put upright into `strip`.
+  static void TransposeStrip(const float* transposed, int64_t stride, int columns,
+                             float (&strip)[kLanes * kStripColumns]) {
+    for (int column = 0; column < columns; column += kLanes) {
+      Float block[kLanes];
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-          block[i] = Simd::LoadAll(args.in + (column + i) * args.in_stride + row);
-        }
-        Simd::Transpose(block);
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = Simd::LoadAll(transposed + (column + i) * stride);
+      }
+      Simd::Transpose(block);
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-          Simd::StoreAll(args.out + (row + i) * args.out_stride + column, block[i]);
-        }
+      for (int i = 0; i < kLanes; ++i) {
+        Simd::StoreAll(strip + i * kStripColumns + column, block[i]);
       }
     }
   }
@@ -46,7 +48,7 @@ struct StoreKernel {
   static void StoreSums(const StoreArguments& args) {
     if constexpr (Units::kSumsAreNormal) {
       if (args.destination.dtype == DType::kBf16 && !args.destination.accumulate &&
-          args.columns == 2 * kLanes) {
+          args.columns == kStripColumns) {
         auto* out = static_cast<BFloat16*>(args.destination.data);
         for (int row = 0; row < args.rows; ++row, out += args.destination.stride) {
           const float* c = args.c + row * args.c_stride;
@@ -58,22 +60,17 @@ struct StoreKernel {
     Store(args);
   }
 
-  // KernelTable::store_transposed: lanes x 2 lanes elements at a time through a buffer in L1.
+  // KernelTable::store_transposed, by way of strips in the L1 cache.
   template <class Units>
   static void StoreTransposed(const StoreArguments& args) {
-    constexpr int kColumns = 2 * kLanes;
-    alignas(64) float buffer[kLanes * kColumns];
+    alignas(64) float strip[kLanes * kStripColumns];
     for (int row = 0; row < args.rows; row += kLanes) {
-      for (int column = 0; column < args.columns; column += kColumns) {
-        const int columns = args.columns - column < kColumns ? args.columns - column : kColumns;
-        Transpose({.in = args.c + column * args.c_stride + row,
-                   .in_stride = args.c_stride,
-                   .rows = kLanes,
-                   .columns = columns,
-                   .out = buffer,
-                   .out_stride = kColumns});
-        StoreSums<Units>({.c = buffer,
-                          .c_stride = kColumns,
+      for (int column = 0; column < args.columns; column += kStripColumns) {
+        const int left = args.columns - column;
+        const int columns = left < kStripColumns ? left : kStripColumns;
+        TransposeStrip(args.c + column * args.c_stride + row, args.c_stride, columns, strip);
+        StoreSums<Units>({.c = strip,
+                          .c_stride = kStripColumns,
                           .rows = LanesLeft(args.rows - row),
                           .columns = columns,
                           .destination = From(args.destination, row, column)});

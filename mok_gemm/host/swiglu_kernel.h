@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "mok_gemm/host/kernel_table.h"
+#include "mok_gemm/host/store_kernel.h"
 
 namespace mok {
 
@@ -67,19 +68,23 @@ struct SwigluKernel {
   using Float = typename Simd::Float;
   static constexpr int kLanes = Simd::kLanes;
 
-  // KernelTable::swiglu_forward.
+  // KernelTable::swiglu_forward, by way of strips in the L1 cache.
   static void Forward(const GateUpTile& tile, const GateUpAccumulators& acc) {
-    for (int row = 0; row < tile.rows; ++row) {
-      const int64_t in = row * acc.stride, out = row * tile.out_stride;
-      for (int column = 0; column < tile.columns; column += kLanes) {
-        const int n = tile.columns - column < kLanes ? tile.columns - column : kLanes;
-        const Float gate = Round(Simd::Load(acc.gate + in + column, n));
-        const Float up = Round(Simd::Load(acc.up + in + column, n));
-        const Clamped clamped(gate, up, tile.swiglu_limit);
-        const Float hidden = Simd::Multiply(Silu<Simd>(clamped.gate).value, clamped.up);
-        Simd::Store(static_cast<Element*>(tile.gate) + out + column, gate, n);
-        Simd::Store(static_cast<Element*>(tile.up) + out + column, up, n);
-        Simd::Store(static_cast<Element*>(tile.activation) + out + column, hidden, n);
+    using Store = StoreKernel<Simd>;
+    constexpr int kStripColumns = Store::kStripColumns;
+    alignas(64) float gate[kLanes * kStripColumns], up[kLanes * kStripColumns];
+    for (int row = 0; row < tile.rows; row += kLanes) {
+      const int rows = tile.rows - row < kLanes ? tile.rows - row : kLanes;
+      for (int column = 0; column < tile.columns; column += kStripColumns) {
+        const int left = tile.columns - column;
+        const int columns = left < kStripColumns ? left : kStripColumns;
+        const int64_t from = column * acc.stride + row;
+        Store::TransposeStrip(acc.gate + from, acc.stride, columns, gate);
+        Store::TransposeStrip(acc.up + from, acc.stride, columns, up);
+        for (int i = 0; i < rows; ++i) {
+          const int64_t out = (row + i) * tile.out_stride + column;
+          ForwardRow(tile, out, gate + i * kStripColumns, up + i * kStripColumns, columns);
+        }
       }
     }
   }
@@ -110,6 +115,21 @@ struct SwigluKernel {
   struct Position {
     int row, column, n;
   };
+
+  // `columns` elements at offset `out` of the outputs.
+  static void ForwardRow(const GateUpTile& tile, int64_t out, const float* gates, const float* ups,
+                         int columns) {
+    for (int column = 0; column < columns; column += kLanes) {
+      const int n = columns - column < kLanes ? columns - column : kLanes;
+      const Float gate = Round(Simd::Load(gates + column, n));
+      const Float up = Round(Simd::Load(ups + column, n));
+      const Clamped clamped(gate, up, tile.swiglu_limit);
+      const Float hidden = Simd::Multiply(Silu<Simd>(clamped.gate).value, clamped.up);
+      Simd::Store(static_cast<Element*>(tile.gate) + out + column, gate, n);
+      Simd::Store(static_cast<Element*>(tile.up) + out + column, up, n);
+      Simd::Store(static_cast<Element*>(tile.activation) + out + column, hidden, n);
+    }
+  }
 
   static Float Round(Float x) {
     if constexpr (sizeof(Element) == sizeof(BFloat16)) return Simd::RoundToBf16(x);

@@ -25,6 +25,21 @@ Exact ExactSilu(double g) {
   return {g * sigmoid, sigmoid * (1.0 + g * complement)};
 }
 
+// One row as a transposed accumulator: [columns, 16 or fewer lanes], the row being column 0.
+class TransposedRow {
+ public:
+  static constexpr int kStride = 16;
+
+  explicit TransposedRow(const std::vector<float>& row)
+      : values_((row.size() + kStride) * kStride, 0.0f) {
+    for (size_t i = 0; i < row.size(); ++i) values_[i * kStride] = row[i];
+  }
+  const float* data() const { return values_.data(); }
+
+ private:
+  std::vector<float> values_;
+};
+
 // One row of fp32 gate and up values through the fp32 epilogues, with dh = 1.
 struct Row {
   std::vector<float> hidden, d_gate, d_up, weighted_h;
@@ -42,7 +57,9 @@ struct Row {
                             .activation = hidden.data(),
                             .out_stride = columns,
                             .swiglu_limit = limit},
-                           {.gate = gate.data(), .up = up.data(), .stride = columns});
+                           {.gate = TransposedRow(gate).data(),
+                            .up = TransposedRow(up).data(),
+                            .stride = TransposedRow::kStride});
     const std::vector<float> ones(columns, 1.0f);
     kernels.swiglu_backward({.rows = 1,
                              .columns = columns,
@@ -155,7 +172,9 @@ TEST_P(SwigluTest, BFloat16OutputsAreRoundedOnce) {
                           .activation = hidden.data(),
                           .out_stride = kColumns,
                           .swiglu_limit = kInfinity},
-                         {.gate = gate.data(), .up = up.data(), .stride = kColumns});
+                         {.gate = TransposedRow(gate).data(),
+                          .up = TransposedRow(up).data(),
+                          .stride = TransposedRow::kStride});
   std::vector<float> rounded_gate(kColumns), rounded_up(kColumns);
   for (int i = 0; i < kColumns; ++i) {
     ASSERT_EQ(saved_gate[i].bits, RoundToBFloat16(gate[i]).bits) << i;

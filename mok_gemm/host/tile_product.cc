@@ -22,9 +22,6 @@ constexpr int64_t kUnitPitch = TileProduct::kMaxTile + kPadding;
 // prefetching follows the rows of b well; the short rows of the other products it does not.
 constexpr int kMinNtRowsToPrefetch = 48;
 
-// Columns of the second of two right operands start here.
-constexpr int kSecondRight = TileProduct::kMaxTile / 2;
-
 }  // namespace
 
 TileProduct::TileProduct(const KernelTable& kernels)
@@ -48,11 +45,13 @@ void TileProduct::ForEachPanel(int count, const Body& body) const {
   const int num_panels = CeilDiv(count, kernels_.panel_columns);
   for (int panel = 0; panel < num_panels; ++panel) {
     const int first = panel * kernels_.panel_columns;
-    const auto share = [&](PrefetchRange range) {
-      const int64_t begin = range.num_rows * panel / num_panels;
-      range.first = static_cast<const char*>(range.first) + begin * range.stride;
-      range.num_rows = range.num_rows * (panel + 1) / num_panels - begin;
-      return range;
+    const auto share = [&](PrefetchList list) {
+      for (PrefetchRange& range : list.ranges) {
+        const int64_t begin = range.num_rows * panel / num_panels;
+        range.first = static_cast<const char*>(range.first) + begin * range.stride;
+        range.num_rows = range.num_rows * (panel + 1) / num_panels - begin;
+      }
+      return list;
     };
     body(first, std::min(kernels_.panel_columns, count - first), share);
   }
@@ -126,7 +125,7 @@ void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) con
                                 .c_stride = target.c_stride,
                                 .accumulate = target.accumulate,
                                 .destination = {},
-                                .prefetch = {target.prefetch[0], target.prefetch[1]}};
+                                .prefetch = target.prefetch};
   const int last_part = rows.parts[1].units > 0 ? 1 : 0;
   for (int part = 0; part <= last_part; ++part) {
     multiply.units = rows.parts[part].units;
@@ -147,12 +146,23 @@ void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) con
 // The rows of b are many and used once per tile, the rows of a are few: so b is the broadcast
 // operand, read where it lies, and only a is packed. The product comes out transposed.
 void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, int num_rights) {
-  const bool fetch = product.rows > kMinNtRowsToPrefetch;
   ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+    const int64_t next = block.k + block.depth;
     Rows rows[2];
+    PrefetchList fetch[2];
     for (int i = 0; i < num_rights; ++i) {
       rows[i] = MakeRows({At(rights[i], 0, block.k), rights[i].stride}, product.columns,
-                         block.depth, rows_.get() + i * kSecondRight * kRowPitch);
+                         block.depth, rows_.get() + i * kSecond * kRowPitch);
+      if (product.rows < kMinNtRowsToPrefetch) continue;
+      fetch[i].ranges[0] = Range(rights[i], 0, next, product.columns, block.next_depth);
+    }
+    if (product.rows >= kMinNtRowsToPrefetch) {
+      fetch[0].ranges[1] = Range(product.a, 0, next, product.rows, block.next_depth);
+      // Nothing has fetched the first block of the second right operand yet.
+      if (block.k == 0 && num_rights == 2) {
+        fetch[0].ranges[2] = Range(rights[1], 0, 0, product.columns, block.depth);
+      }
+      if (block.next_depth == 0) fetch[num_rights - 1] = product.epilogue;
     }
     ForEachPanel(product.rows, [&](int first, int columns, const auto& share) {
       kernels_.pack_transposed({.source = At(product.a, first, block.k),
@@ -160,18 +170,14 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
                                 .depth = block.depth,
                                 .count = columns,
                                 .packed = panel_.get()});
-      const int64_t next = block.k + block.depth;
       for (int i = 0; i < num_rights; ++i) {
-        const auto next_a = Range(product.a, 0, next, product.rows, block.next_depth);
-        const auto next_b = Range(rights[i], 0, next, product.columns, block.next_depth);
         MultiplyPanel(rows[i], {.num_columns = columns,
                                 .to_pack = {},
-                                .c = transposed_.get() + i * kSecondRight * kMaxNtRows + first,
+                                .c = transposed_.get() + i * kSecond * kMaxNtRows + first,
                                 .c_stride = kMaxNtRows,
                                 .accumulate = block.k > 0,
                                 .destination = {},
-                                .prefetch = {fetch ? share(next_b) : PrefetchRange{},
-                                             fetch && i == 0 ? share(next_a) : PrefetchRange{}}});
+                                .prefetch = share(fetch[i])});
       }
     });
   });
@@ -179,52 +185,37 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
 
 void TileProduct::MultiplyNt(const Product& product) {
   MultiplyNtInto(product, &product.b, 1);
-  Destination destination = product.destination;
-  if (destination.data == nullptr) {
-    destination = {.data = accumulators_.get(), .stride = kMaxTile, .dtype = DType::kFp32};
-  }
+  if (product.destination.data == nullptr) return;
   kernels_.store_transposed({.c = transposed_.get(),
                              .c_stride = kMaxNtRows,
                              .rows = product.rows,
                              .columns = product.columns,
-                             .destination = destination});
+                             .destination = product.destination});
 }
 
 void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
   const Operand rights[] = {product.b, {c, product.b.stride}};
   MultiplyNtInto(product, rights, 2);
-  for (int i = 0; i < 2; ++i) {
-    kernels_.transpose({.in = transposed_.get() + i * kSecondRight * kMaxNtRows,
-                        .in_stride = kMaxNtRows,
-                        .rows = product.rows,
-                        .columns = product.columns,
-                        .out = accumulators_.get() + i * kSecondRight,
-                        .out_stride = kMaxTile});
-  }
 }
 
 void TileProduct::MultiplyNn(const Product& product) {
   ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+    const int64_t next = block.k + block.depth;
     const Rows rows = MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows,
                                block.depth, rows_.get());
-    ForEachPanel(product.columns, [&](int first, int columns, const auto& share) {
-      const int64_t next = block.k + block.depth;
-      const auto next_a = Range(product.a, 0, next, product.rows, block.next_depth);
-      const auto next_b = Range(product.b, next, 0, block.next_depth, product.columns);
-      MultiplyPanel(rows, {.num_columns = columns,
-                           .to_pack = Columns(product.b, block, first, columns, panel_.get()),
-                           .c = Accumulators(first),
-                           .c_stride = kMaxTile,
-                           .accumulate = product.accumulate || block.k > 0,
-                           .destination = Finish(product, block, first),
-                           .prefetch = {share(next_b), share(next_a)}});
-    });
+    PrefetchList fetch = product.epilogue;
+    if (block.next_depth > 0) {
+      fetch = {{Range(product.b, next, 0, block.next_depth, product.columns),
+                Range(product.a, 0, next, product.rows, block.next_depth)}};
+    }
+    MultiplyColumns(product, block, rows, fetch);
   });
 }
 
 // a is packed as well: [unit][rows], so that a row's units are one pitch apart.
 void TileProduct::MultiplyTn(const Product& product) {
   ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+    const int64_t next = block.k + block.depth;
     PackArguments pack_a = Columns(product.a, block, 0, product.rows, rows_.get());
     pack_a.pitch = kUnitPitch;
     kernels_.pack_interleaved(pack_a);
@@ -233,18 +224,25 @@ void TileProduct::MultiplyTn(const Product& product) {
                        .parts = {{rows_.get(), sizeof(float),
                                   CeilDiv<int64_t>(block.depth, kernels_.elements_per_unit)},
                                  {}}};
-    ForEachPanel(product.columns, [&](int first, int columns, const auto& share) {
-      const int64_t next = block.k + block.depth;
-      const auto next_a = Range(product.a, next, 0, block.next_depth, product.rows);
-      const auto next_b = Range(product.b, next, 0, block.next_depth, product.columns);
-      MultiplyPanel(rows, {.num_columns = columns,
-                           .to_pack = Columns(product.b, block, first, columns, panel_.get()),
-                           .c = Accumulators(first),
-                           .c_stride = kMaxTile,
-                           .accumulate = product.accumulate || block.k > 0,
-                           .destination = Finish(product, block, first),
-                           .prefetch = {share(next_a), share(next_b)}});
-    });
+    PrefetchList fetch = product.epilogue;
+    if (block.next_depth > 0) {
+      fetch = {{Range(product.a, next, 0, block.next_depth, product.rows),
+                Range(product.b, next, 0, block.next_depth, product.columns)}};
+    }
+    MultiplyColumns(product, block, rows, fetch);
+  });
+}
+
+void TileProduct::MultiplyColumns(const Product& product, const DepthBlock& block, const Rows& rows,
+                                  const PrefetchList& fetch) const {
+  ForEachPanel(product.columns, [&](int first, int columns, const auto& share) {
+    MultiplyPanel(rows, {.num_columns = columns,
+                         .to_pack = Columns(product.b, block, first, columns, panel_.get()),
+                         .c = accumulators_.get() + first,
+                         .c_stride = kMaxTile,
+                         .accumulate = product.accumulate || block.k > 0,
+                         .destination = Finish(product, block, first),
+                         .prefetch = share(fetch)});
   });
 }
 

@@ -44,10 +44,13 @@ class TileProduct {
 
   const KernelTable& kernels() const { return kernels_; }
 
-  // The accumulators of a product: [rows, columns], rows kMaxTile floats apart. They hold the
-  // result of a product without destination until the next product. Writable: see
-  // Product::accumulate.
+  // The accumulators of MultiplyNn and MultiplyTn, [rows, columns], rows kMaxTile floats apart: the
+  // result of a product without destination. Writable: see Product::accumulate.
   float* accumulators() const { return accumulators_.get(); }
+  // The accumulators of MultiplyNt, [columns, rows], kMaxNtRows floats apart.
+  const float* transposed() const { return transposed_.get(); }
+  // The second ones of MultiplyNtTwice.
+  const float* transposed_second() const { return transposed_.get() + kSecond * kMaxNtRows; }
 
   struct Product {
     Operand a;
@@ -56,14 +59,16 @@ class TileProduct {
     int columns;
     int64_t depth;                 // K
     bool accumulate = false;       // Nn, Tn: go on from the accumulators as they are
-    Destination destination = {};  // without data, the result stays in the accumulators
+    Destination destination = {};  // without data, the result stays here
+    // What the epilogue will touch: fetched during the last K block.
+    PrefetchList epilogue = {};
   };
 
   // a b^T for a [rows, depth], b [columns, depth]; rows <= kMaxNtRows.
   void MultiplyNt(const Product& product);
 
-  // a b^T and a c^T, c of the shape and stride of b: the latter starts at column kMaxTile / 2 of
-  // the accumulators, columns is at most that. No destination.
+  // a b^T into transposed() and a c^T into transposed_second(), c of the shape and stride of b,
+  // columns <= kMaxTile / 2. No destination.
   void MultiplyNtTwice(const Product& product, const void* c);
 
   // a b for a [rows, depth], b [depth, columns].
@@ -73,6 +78,8 @@ class TileProduct {
   void MultiplyTn(const Product& product);
 
  private:
+  static constexpr int kSecond = kMaxTile / 2;  // first column of the second right operand
+
   // A K block [k, k + depth); next_depth elements follow in the next block, 0 after the last.
   struct DepthBlock {
     int64_t k, depth, next_depth;
@@ -96,14 +103,14 @@ class TileProduct {
     int64_t c_stride;
     bool accumulate;
     Destination destination;
-    PrefetchRange prefetch[2];
+    PrefetchList prefetch;
   };
 
   // Calls body(DepthBlock) for the K blocks in ascending order.
   template <class Body>
   void ForEachDepthBlock(int64_t depth, const Body& body) const;
-  // Calls body(first, columns, share) for the panels of `count` columns; share(range) is the part
-  // of a prefetch range that is this panel's to fetch.
+  // Calls body(first, columns, share) for the panels of `count` columns; share(list) is the part of
+  // a prefetch list that is this panel's to fetch.
   template <class Body>
   void ForEachPanel(int count, const Body& body) const;
   // The element (row, column).
@@ -116,13 +123,14 @@ class TileProduct {
   Rows MakeRows(const Operand& operand, int count, int64_t depth, float* scratch) const;
   // The product's destination from `column` on; nothing before the last K block.
   static Destination Finish(const Product& product, const DepthBlock& block, int column);
-  // The accumulators from `column` on.
-  float* Accumulators(int column) const { return accumulators_.get() + column; }
   // The K block of the columns [first, first + count) of a K-major operand, to be packed.
   PackArguments Columns(const Operand& operand, const DepthBlock& block, int first, int count,
                         float* packed) const;
   // The NT products with num_rights right operands into transposed_.
   void MultiplyNtInto(const Product& product, const Operand* rights, int num_rights);
+  // Multiplies `rows` with the columns of product.b, K-major, in the K block.
+  void MultiplyColumns(const Product& product, const DepthBlock& block, const Rows& rows,
+                       const PrefetchList& fetch) const;
   // Multiplies `rows` with the panel.
   void MultiplyPanel(const Rows& rows, const PanelTarget& target) const;
 

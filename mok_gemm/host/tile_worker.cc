@@ -34,6 +34,13 @@ class TileWorkerImpl {
     return {.data = data, .stride = stride, .dtype = product.kernels().dtype};
   }
 
+  // A matrix of the worker's dtype that an epilogue touches.
+  PrefetchRange Touched(const void* data, int64_t stride, int rows, int columns) const {
+    const int64_t bytes = ElementBytes(product.kernels().dtype);
+    return {
+        .first = data, .stride = stride * bytes, .num_rows = rows, .row_bytes = columns * bytes};
+  }
+
   const Isa isa;
   TileProduct product;
 };
@@ -52,27 +59,34 @@ void TileWorker::GateUp(const GateUpTile& tile) {
   CheckExtent("GateUp columns", tile.columns, kHostTileI);
   CheckExtent("GateUp hidden", tile.hidden, INT64_MAX);
   TileProduct& product = impl_->product;
+  PrefetchList outputs;
+  for (int i = 0; void* output : {tile.gate, tile.up, tile.activation}) {
+    outputs.ranges[i++] = impl_->Touched(output, tile.out_stride, tile.rows, tile.columns);
+  }
   product.MultiplyNtTwice({.a = {tile.x, tile.x_stride},
                            .b = {tile.w_gate, tile.w_stride},
                            .rows = tile.rows,
                            .columns = tile.columns,
-                           .depth = tile.hidden},
+                           .depth = tile.hidden,
+                           .epilogue = outputs},
                           tile.w_up);
-  const float* gate = product.accumulators();
-  product.kernels().swiglu_forward(
-      tile, {.gate = gate, .up = gate + kAccumulatorStride / 2, .stride = kAccumulatorStride});
+  product.kernels().swiglu_forward(tile, {.gate = product.transposed(),
+                                          .up = product.transposed_second(),
+                                          .stride = TileProduct::kMaxNtRows});
 }
 
 void TileWorker::Down(const DownTile& tile) {
   CheckExtent("Down rows", tile.rows, kHostTileRows);
   CheckExtent("Down columns", tile.columns, kHostTileH);
   CheckExtent("Down intermediate", tile.intermediate, INT64_MAX);
-  impl_->product.MultiplyNt({.a = {tile.h, tile.h_stride},
-                             .b = {tile.w_down, tile.w_stride},
-                             .rows = tile.rows,
-                             .columns = tile.columns,
-                             .depth = tile.intermediate,
-                             .destination = impl_->To(tile.y, tile.y_stride)});
+  impl_->product.MultiplyNt(
+      {.a = {tile.h, tile.h_stride},
+       .b = {tile.w_down, tile.w_stride},
+       .rows = tile.rows,
+       .columns = tile.columns,
+       .depth = tile.intermediate,
+       .destination = impl_->To(tile.y, tile.y_stride),
+       .epilogue = {{impl_->Touched(tile.y, tile.y_stride, tile.rows, tile.columns)}}});
 }
 
 void TileWorker::DownGrad(const DownGradTile& tile) {
@@ -80,11 +94,19 @@ void TileWorker::DownGrad(const DownGradTile& tile) {
   CheckExtent("DownGrad columns", tile.columns, kHostTileI);
   CheckExtent("DownGrad hidden", tile.hidden, INT64_MAX);
   TileProduct& product = impl_->product;
+  PrefetchList touched;
+  for (int i = 0; const void* input : {tile.gate, tile.up}) {
+    touched.ranges[i++] = impl_->Touched(input, tile.act_stride, tile.rows, tile.columns);
+  }
+  for (int i = 2; void* output : {tile.d_gate, tile.d_up, tile.weighted_h}) {
+    touched.ranges[i++] = impl_->Touched(output, tile.d_stride, tile.rows, tile.columns);
+  }
   product.MultiplyNn({.a = {tile.d_out, tile.d_out_stride},
                       .b = {tile.w_down, tile.w_stride},
                       .rows = tile.rows,
                       .columns = tile.columns,
-                      .depth = tile.hidden});
+                      .depth = tile.hidden,
+                      .epilogue = touched});
   product.kernels().swiglu_backward(
       tile, {.d_hidden = product.accumulators(), .stride = kAccumulatorStride});
 }
