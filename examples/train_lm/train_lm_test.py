@@ -59,9 +59,15 @@ def test_same_seed_gives_the_same_losses_and_it_learns(tmp_path):
     assert all(torch.equal(first_model[name], second_model[name]) for name in first_model)
 
 
-@pytest.mark.parametrize(("precision", "rank_counts"), [("bf16", (2, 4)), ("fp32", (4,))])
-def test_number_of_ranks_changes_no_bit(tmp_path, precision, rank_counts):
-    model = dataclasses.replace(SMALL, precision=precision)
+@pytest.mark.parametrize(
+    ("precision", "experts", "rank_counts"),
+    [
+        ("bf16", 6, (2, 4)),
+        ("fp32", 2, (4,)),  # two of the ranks have no experts
+    ],
+)
+def test_number_of_ranks_changes_no_bit(tmp_path, precision, experts, rank_counts):
+    model = dataclasses.replace(SMALL, precision=precision, experts=experts)
     one = run(tmp_path, 1, model=model)
     for num_ranks in rank_counts:
         assert run(tmp_path, num_ranks, model=model) == one

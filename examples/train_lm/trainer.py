@@ -17,7 +17,7 @@ from mok_torch.full_state import full_state_dict
 from mok_torch.functional import MoKConfig
 
 _VALIDATION_SEQUENCES = 64
-_BIAS_RATE = float(os.environ.get("BR", "1e-2"))
+_BIAS_RATE = 1e-2  # A long training would take 1e-3.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +60,10 @@ def clip_gradients(model: LanguageModel, limit: float = 1.0) -> None:
     # One number an expert, so that it does not matter which rank holds it.
     parameters = model.expert_parameters()
     experts = torch.zeros(len(parameters), model.config.experts, dtype=torch.float64)
-    begin, end = model.moe_layers[0].owned_experts(torch.distributed.get_rank())
+    first, _ = model.moe_layers[0].owned_experts(torch.distributed.get_rank())
     for row, parameter in zip(experts, parameters, strict=True):
-        row[begin:end] = torch.stack([_norm(gradient) for gradient in parameter.grad])
+        for expert, gradient in enumerate(parameter.grad, start=first):
+            row[expert] = _norm(gradient)
     norms = torch.cat([torch.stack(replicated), ranks.sum_over_ranks(experts).flatten()])
     norm = float(_norm(norms))
     if norm > limit:
