@@ -31,7 +31,7 @@ struct Operand {
 };
 
 // Packs operands K block by K block and accumulates products in fp32. One per thread; holds about
-// 1.2 MiB of scratch. kernel_table.h says how a product is taken apart.
+// 0.7 MiB of scratch. kernel_table.h says how a product is taken apart.
 //
 // All extents are at least 1, rows and columns at most kMaxTile.
 class TileProduct {
