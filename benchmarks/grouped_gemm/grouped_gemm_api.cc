@@ -7,17 +7,8 @@
 #include "mok_core/status.h"
 #include "mok_gemm/sm90/grouped_gemm.h"
 
-struct MokGroupedGemm {
-  mok::GroupedGemmKernelInfo kernel;
-  mok::GroupedGemmParams params;
-  mok::GroupedGemmLaunch launch;
-  mok::DeviceWaitRecord* record;  // the first bytes of an allocation that the abort flag shares
-};
-
 namespace mok {
 namespace {
-
-constexpr uint64_t kTimeoutNs = 1'000'000'000;
 
 std::string& LastError() {
   static thread_local std::string text;
@@ -28,6 +19,28 @@ int32_t Report(const Status& status) {
   if (!status.ok()) LastError() = status.ToString();
   return static_cast<int32_t>(status.code());
 }
+
+}  // namespace
+}  // namespace mok
+
+struct MokGroupedGemm {
+  ~MokGroupedGemm() {
+    for (void* const memory : {record, abort_flag}) {
+      if (memory != nullptr) mok::Report(mok::runtime::Free(memory));
+    }
+  }
+
+  mok::GroupedGemmKernelInfo kernel;
+  mok::GroupedGemmParams params;
+  mok::GroupedGemmLaunch launch;
+  void* record = nullptr;      // DeviceWaitRecord in mapped host memory
+  void* abort_flag = nullptr;  // in device memory
+};
+
+namespace mok {
+namespace {
+
+constexpr uint64_t kTimeoutNs = 1'000'000'000;
 
 GroupedGemmProblem ProblemOf(const MokGroupedGemmArgs& args) {
   GroupedGemmProblem problem;
@@ -58,15 +71,13 @@ StatusOr<std::unique_ptr<MokGroupedGemm>> Create(const MokGroupedGemmArgs& args)
   plan->kernel = GroupedGemmKernel(order, problem.epilogue);
   MOK_ASSIGN_OR_RETURN(plan->params, MakeGroupedGemmParams(problem, order, kHalfColumns));
   if (args.max_panel_blocks > 0) plan->params.max_panel_blocks = args.max_panel_blocks;
-  struct Shared {
-    DeviceWaitRecord record;
-    uint32_t abort_flag;
-  };
-  MOK_ASSIGN_OR_RETURN(void* const memory,
-                       runtime::AllocateMappedHost(sizeof(Shared), "wait_record"));
-  auto* const shared = static_cast<Shared*>(memory);
-  plan->record = &shared->record;
-  plan->params.wait = {plan->record, &shared->abort_flag, kTimeoutNs, 0};
+  MOK_ASSIGN_OR_RETURN(plan->record,
+                       runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record"));
+  MOK_ASSIGN_OR_RETURN(plan->abort_flag,
+                       runtime::AllocateDevice(args.device, sizeof(uint32_t), "abort_flag"));
+  MOK_RETURN_IF_ERROR(runtime::Fill(plan->abort_flag, 0, sizeof(uint32_t)));
+  plan->params.wait = {static_cast<DeviceWaitRecord*>(plan->record),
+                       static_cast<uint32_t*>(plan->abort_flag), kTimeoutNs, 0};
   plan->launch.device = args.device;
   plan->launch.num_blocks = static_cast<uint32_t>(args.num_blocks);
   return plan;
@@ -89,14 +100,10 @@ int32_t mok_grouped_gemm_launch(MokGroupedGemm* plan, void* stream) {
 }
 
 int32_t mok_grouped_gemm_check(MokGroupedGemm* plan) {
-  return mok::Report(
-      mok::CheckDeviceWaitRecord(*plan->record, {mok::GroupedGemmRoleName, nullptr}));
+  const auto& record = *static_cast<const mok::DeviceWaitRecord*>(plan->record);
+  return mok::Report(mok::CheckDeviceWaitRecord(record, {mok::GroupedGemmRoleName, nullptr}));
 }
 
-void mok_grouped_gemm_destroy(MokGroupedGemm* plan) {
-  if (plan == nullptr) return;
-  mok::Report(mok::runtime::Free(plan->record));
-  delete plan;
-}
+void mok_grouped_gemm_destroy(MokGroupedGemm* plan) { delete plan; }
 
 const char* mok_grouped_gemm_error(void) { return mok::LastError().c_str(); }

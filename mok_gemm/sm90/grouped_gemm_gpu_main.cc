@@ -38,7 +38,8 @@ class Runner {
     static void* const record =
         runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record").value();
     static void* const abort_flag =
-        runtime::AllocateMappedHost(sizeof(uint32_t), "abort_flag").value();
+        runtime::AllocateDevice(0, sizeof(uint32_t), "abort_flag").value();
+    Check(runtime::Fill(abort_flag, 0, sizeof(uint32_t)));
     record_ = static_cast<DeviceWaitRecord*>(record);
     params_.wait = {record_, static_cast<uint32_t*>(abort_flag), kTimeoutNs, 0};
   }

@@ -37,13 +37,15 @@ void Configure(const Interleaving& interleaving) {
 }
 
 DeviceWaitParams WaitParams() {
-  struct Memory {
-    DeviceWaitRecord record;
-    uint32_t abort_flag;
-  };
-  static auto* const memory =
-      static_cast<Memory*>(runtime::AllocateMappedHost(sizeof(Memory), "wait").value());
-  return {&memory->record, &memory->abort_flag, kTimeoutNs, 0};
+  static void* const record =
+      runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record").value();
+  static void* const abort_flag = [] {
+    void* const flag = runtime::AllocateDevice(0, sizeof(uint32_t), "abort_flag").value();
+    MOK_CHECK(runtime::Fill(flag, 0, sizeof(uint32_t)).ok());
+    return flag;
+  }();
+  return {static_cast<DeviceWaitRecord*>(record), static_cast<uint32_t*>(abort_flag), kTimeoutNs,
+          0};
 }
 
 emulator::Report Launch(const GemmVariant& variant, const GroupedGemmProblem& problem,
