@@ -87,10 +87,9 @@ class ExchangeRun {
   // The state that a second pass starts from.
   void StartPass(uint64_t epoch) {
     for (RankState& rank : ranks_) {
-      ExchangeTestParams::Signals& signals = rank.params.signals;
-      const size_t bytes = (2 + 2 * spec_.ring_tiles) * sizeof(uint64_t);
-      MOK_CHECK(runtime::Fill(signals.entered, 0, bytes).ok());
-      signals.epoch = epoch;
+      const size_t bytes = ExchangeTestCounters(spec_.ring_tiles) * sizeof(uint64_t);
+      MOK_CHECK(runtime::Fill(rank.params.counters, 0, bytes).ok());
+      rank.params.epoch = epoch;
     }
   }
 
@@ -133,9 +132,9 @@ class ExchangeRun {
     p.push.peers.of_rank[rank] = reinterpret_cast<std::byte*>(returned);
     p.copy = UninitializedArray<uint32_t>(p.words + 1, "copy", rank);
     p.chunk_bytes = spec_.chunk_bytes;
-    const std::vector<uint64_t> zeros(2 + 2 * spec_.ring_tiles, 0);
-    uint64_t* counters = DeviceArray(zeros, "counters", rank);
-    p.signals = {counters, counters + 2, counters + 2 + spec_.ring_tiles, counters + 1, 1};
+    const std::vector<uint64_t> zeros(ExchangeTestCounters(spec_.ring_tiles), 0);
+    p.counters = DeviceArray(zeros, "counters", rank);
+    p.epoch = 1;
     const std::vector<uint64_t> flags(kNumMeetings * ranks_.size(), 0);
     p.meeting.flags_of_rank[rank] = DeviceArray(flags, "flags", rank);
     p.meeting.rank = rank;

@@ -22,9 +22,9 @@ struct ExchangeTile {
   int32_t rows;       // may be 0: waits and signals only
   int32_t num_waits;
   int32_t num_signals;
-  const uint64_t* wait_counters[kMaxWaits];  // device memory, gpu scope
+  int32_t wait_counters[kMaxWaits];  // of this GPU's counters
   uint64_t wait_targets[kMaxWaits];
-  uint64_t* signals[kMaxSignals];  // incremented by 1 once the rows are visible
+  int32_t signals[kMaxSignals];  // counters: incremented by 1 once the rows are visible
 };
 
 enum class Direction : int32_t { kPull, kPush };
@@ -40,8 +40,12 @@ struct StagingChunk {
 template <Direction kDirection, ExchangeBug kBug = ExchangeBug::kNone>
 class RowMover {
  public:
-  MOK_DEVICE RowMover(const RowExchange& exchange, const StagingChunk& chunk)
-      : exchange_(&exchange), chunk_(chunk), lane_(static_cast<int>(ThreadIndex().x) % 32) {}
+  // counters: device memory; tiles refer to them by index.
+  MOK_DEVICE RowMover(const RowExchange& exchange, uint64_t* counters, const StagingChunk& chunk)
+      : exchange_(&exchange),
+        counters_(counters),
+        chunk_(chunk),
+        lane_(static_cast<int>(ThreadIndex().x) % 32) {}
 
   // Waits for the tile's counters and issues its rows. False: the grid is aborted; nothing was
   // issued. The tile is signalled by the next Move or Flush.
@@ -81,12 +85,12 @@ class RowMover {
   static constexpr bool kIsPull = kDirection == Direction::kPull;
   static constexpr uint64_t kBurstChunks = 4;  // that may catch up with the pace after a wait
 
-  MOK_DEVICE static bool Ready(const ExchangeTile& tile) {
+  MOK_DEVICE bool Ready(const ExchangeTile& tile) const {
     bool ready = true;
     MOK_UNROLL
     for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
       if (i < tile.num_waits) {
-        ready = LoadAcquireGpu(tile.wait_counters[i]) >= tile.wait_targets[i] && ready;
+        ready = LoadAcquireGpu(counters_ + tile.wait_counters[i]) >= tile.wait_targets[i] && ready;
       }
     }
     return ready;
@@ -101,7 +105,7 @@ class RowMover {
         MOK_UNROLL
         for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
           if (i < tile.num_waits && ready) {
-            ready = wait.ForCounterGpu(tile.wait_counters[i], tile.wait_targets[i]);
+            ready = wait.ForCounterGpu(counters_ + tile.wait_counters[i], tile.wait_targets[i]);
           }
         }
       }
@@ -147,9 +151,9 @@ class RowMover {
     for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) {
       if (i >= num_pending_) continue;
       if (kBug == ExchangeBug::kRelaxedSignal) {
-        ReduceAddRelaxedGpu(pending_[i], uint64_t{1});
+        ReduceAddRelaxedGpu(counters_ + pending_[i], uint64_t{1});
       } else {
-        ReduceAddReleaseGpu(pending_[i], uint64_t{1});
+        ReduceAddReleaseGpu(counters_ + pending_[i], uint64_t{1});
       }
     }
     num_pending_ = 0;
@@ -166,11 +170,12 @@ class RowMover {
   }
 
   const RowExchange* exchange_;
+  uint64_t* counters_;
   StagingChunk chunk_;
   int lane_;
   uint32_t parity_ = 0;
   int32_t num_pending_ = 0;  // lane 0: signals of the last tile, not yet given
-  uint64_t* pending_[ExchangeTile::kMaxSignals] = {};
+  int32_t pending_[ExchangeTile::kMaxSignals] = {};
   uint64_t next_time_ = 0;
 };
 

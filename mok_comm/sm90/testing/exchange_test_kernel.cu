@@ -22,14 +22,15 @@ MOK_DEVICE ExchangeTile TileOf(const ExchangeTestParams& p, int32_t index, bool 
   tile.table_row = first;
   tile.local_row = slot * p.tiles.rows_per_tile;
   tile.rows = rest < p.tiles.rows_per_tile ? rest : p.tiles.rows_per_tile;
+  const int32_t filled = kSlotCounters + slot, sent = filled + p.tiles.ring_tiles;
   tile.num_waits = pull ? 2 : 1;
-  tile.wait_counters[0] = pull ? &p.signals.sent[slot] : &p.signals.filled[slot];
+  tile.wait_counters[0] = pull ? sent : filled;
   tile.wait_targets[0] = pull ? before : before + 1;
-  tile.wait_counters[1] = p.signals.entered;
+  tile.wait_counters[1] = kEntered;
   tile.wait_targets[1] = 1;
   tile.num_signals = pull ? 1 : 2;
-  tile.signals[0] = pull ? &p.signals.filled[slot] : &p.signals.sent[slot];
-  tile.signals[1] = p.signals.total;
+  tile.signals[0] = pull ? filled : sent;
+  tile.signals[1] = kTotal;
   return tile;
 }
 
@@ -37,7 +38,7 @@ template <Direction kDirection, ExchangeBug kBug>
 MOK_DEVICE bool MoveTiles(const ExchangeTestParams& p, SharedStorage& s, DeviceWait& wait) {
   constexpr bool kIsPull = kDirection == Direction::kPull;
   constexpr int kWarp = kIsPull ? 0 : 1;
-  RowMover<kDirection, kBug> mover(kIsPull ? p.pull : p.push,
+  RowMover<kDirection, kBug> mover(kIsPull ? p.pull : p.push, p.counters,
                                    {s.chunks[kWarp], &s.full[kWarp], p.chunk_bytes});
   bool running = true;
   // What a block pulls another one pushes, if there is another.
@@ -58,8 +59,8 @@ MOK_DEVICE void Pull(const ExchangeTestParams& p, SharedStorage& s) {
   if (BlockIndex().x == 0) {
     for (int i = static_cast<int>(ThreadIndex().x); i < p.x_words; i += 32) p.x[i] = p.source[i];
     DeviceWait meeting_wait(p.meeting_wait, kPullRole);
-    if (!MeetRanks<kBug>(p.meeting, Meeting::kEntry, p.signals.epoch, 10, meeting_wait)) return;
-    if (ThreadIndex().x == 0) ReduceAddReleaseGpu(p.signals.entered, uint64_t{1});
+    if (!MeetRanks<kBug>(p.meeting, Meeting::kEntry, p.epoch, 10, meeting_wait)) return;
+    if (ThreadIndex().x == 0) ReduceAddReleaseGpu(p.counters + kEntered, uint64_t{1});
   }
   MoveTiles<Direction::kPull, kBug>(p, s, wait);
 }
@@ -73,12 +74,12 @@ MOK_DEVICE void Push(const ExchangeTestParams& p, SharedStorage& s) {
   bool sent = true;
   if (lane_zero) {
     wait.SetTask(11, -1);
-    sent = wait.ForCounterGpu(p.signals.entered, 1) &&
-           wait.ForCounterGpu(p.signals.total, p.tiles.num_tiles);
+    sent = wait.ForCounterGpu(p.counters + kEntered, 1) &&
+           wait.ForCounterGpu(p.counters + kTotal, p.tiles.num_tiles);
   }
   if (Shuffle(sent ? 1 : 0, 0) == 0) return;
   DeviceWait meeting_wait(p.meeting_wait, kPushRole);
-  if (!MeetRanks<kBug>(p.meeting, Meeting::kExit, p.signals.epoch, 11, meeting_wait)) return;
+  if (!MeetRanks<kBug>(p.meeting, Meeting::kExit, p.epoch, 11, meeting_wait)) return;
   if (lane_zero) s.exited = 1;
 }
 

@@ -19,13 +19,8 @@ struct ExchangeTestParams {
   RowExchange pull;  // peers' x -> ring
   RowExchange push;  // ring -> peers' returned rows
   RankMeeting meeting;
-  struct Signals {
-    uint64_t* entered;  // 1 once the entry has been passed
-    uint64_t* filled;   // [ring_tiles] tiles pulled into the slot
-    uint64_t* sent;     // [ring_tiles] tiles pushed out of the slot
-    uint64_t* total;    // tiles pushed
-    uint64_t epoch;     // of this launch
-  } signals;
+  uint64_t* counters;      // [ExchangeTestCounters(ring_tiles)], zero when a pass starts
+  uint64_t epoch;          // of this launch
   const uint32_t* source;  // [x_words]: host -> x
   uint32_t* x;             // [x_words] this rank's x -> peers' pulls
   int32_t x_words;
@@ -36,6 +31,12 @@ struct ExchangeTestParams {
   DeviceWaitParams wait;          // for counters of this GPU
   DeviceWaitParams meeting_wait;  // less patient, so that the record names the missing rank
 };
+
+// Counters: entry passed, tiles pushed, then tiles pulled into and pushed out of each slot.
+inline constexpr int32_t kEntered = 0, kTotal = 1, kSlotCounters = 2;
+constexpr int32_t ExchangeTestCounters(int32_t ring_tiles) {
+  return kSlotCounters + 2 * ring_tiles;
+}
 
 inline constexpr int kExchangeTestThreads = 64;  // warp 0 pulls, warp 1 pushes
 inline constexpr uint32_t kExchangeTestChunkBytes = 512;

@@ -1,0 +1,130 @@
+#include "mok_megakernel/sm90/forward_config.h"
+
+#include <algorithm>
+
+#include "mok_comm/sm90/exchange_params.h"
+#include "mok_core/bits.h"
+#include "mok_gemm/sm90/tensor_maps.h"
+#include "mok_schedule/ring_plan.h"
+#include "mok_schedule/routing_table.h"
+
+namespace mok {
+namespace {
+
+constexpr int64_t kMaxChunkBytes = 7168;
+constexpr int64_t kMaxDedicatedChunkBytes = 16384;
+constexpr int32_t kTileColumns = 256;
+// Four rows per exchange task: a release per eight chunks of 7 KiB, and a warp still has many
+// tasks.
+constexpr int32_t kExchangeTiles = 32;
+constexpr int32_t kTokenReduceTiles = 16;  // eight tokens: 7,168 vectors of 16 bytes at H = 7168
+constexpr int32_t kSeatsPerCommSm = 6;     // push warps of a block that only exchanges
+
+Status CheckField(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return OkStatus();
+  return InvalidArgumentError(name, " is ", value, ", expected ", low, " to ", high);
+}
+
+Status CheckMultiple(const char* name, int64_t value, int64_t low, int64_t factor) {
+  if (value >= low && value <= INT32_MAX && value % factor == 0) return OkStatus();
+  return InvalidArgumentError(name, " is ", value, ", expected a multiple of ", factor,
+                              " that is at least ", low);
+}
+
+Status CheckShape(const ForwardLayerShape& shape) {
+  MOK_RETURN_IF_ERROR(CheckField("max_tokens", shape.max_tokens, 0, INT32_MAX / 2));
+  MOK_RETURN_IF_ERROR(CheckMultiple("hidden", shape.hidden, 8, 8));
+  MOK_RETURN_IF_ERROR(CheckMultiple("intermediate", shape.intermediate, 8, 8));
+  MOK_RETURN_IF_ERROR(CheckMultiple("shared_intermediate", shape.shared_intermediate, 0, 8));
+  MOK_RETURN_IF_ERROR(CheckField("topk", shape.topk, 1, 1 << 16));
+  MOK_RETURN_IF_ERROR(CheckField("ep_size", shape.ep_size, 1, kMaxExchangeRanks));
+  MOK_RETURN_IF_ERROR(CheckField("num_experts", shape.num_experts, 1, INT32_MAX));
+  return CheckField("num_local_experts", shape.num_local_experts, 0, shape.num_experts);
+}
+
+// The largest equal part of a row that fits.
+uint32_t ChunkBytes(int64_t row_bytes, int64_t max_bytes) {
+  const int64_t chunks = CeilDiv(row_bytes, max_bytes);
+  return static_cast<uint32_t>(RoundUp(CeilDiv(row_bytes, chunks), int64_t{16}));
+}
+
+int64_t MinibatchRows(const ForwardLayerShape& shape, int32_t num_workers) {
+  MinibatchModel model;
+  model.intermediate = shape.intermediate;
+  model.tile_rows = kRowBlock;
+  model.tile_columns = kTileColumns;
+  model.workers_per_tile = 1;
+  model.num_workers = num_workers;
+  return DefaultMinibatchRows(model);
+}
+
+int64_t MacrobatchRows(const ForwardLayerShape& shape, int64_t minibatch_rows) {
+  MacrobatchModel model;
+  model.total_tokens = shape.max_tokens * shape.ep_size;
+  model.topk = shape.topk;
+  model.num_experts = shape.num_experts;
+  model.num_local_experts = shape.num_local_experts;
+  model.minibatch_rows = minibatch_rows;
+  return DefaultMacrobatchRows(model);
+}
+
+// The pace of one warp when all that push share the link.
+uint64_t PushInterval(const ForwardConfig& config, const ForwardLayerShape& shape,
+                      const HopperDevice& device) {
+  if (shape.ep_size == 1 || device.push_gigabytes_per_second <= 0) return 0;
+  const bool dedicated = config.num_comm_sms > 0;
+  const double warps = dedicated ? config.num_comm_sms * kSeatsPerCommSm : config.num_blocks;
+  const double bytes = dedicated ? config.dedicated_chunk_bytes : config.chunk_bytes;
+  return static_cast<uint64_t>(warps * bytes / device.push_gigabytes_per_second);
+}
+
+}  // namespace
+
+int64_t ForwardConfig::ring_rows() const { return macrobatch_blocks * kRowBlock; }
+
+std::string ForwardConfig::ToString() const {
+  return StrCat(order == ColumnOrder::kPermuted ? "permuted" : "natural", " columns, ", num_blocks,
+                " blocks, ", num_comm_sms, " for exchange only; row blocks: minibatch ",
+                minibatch_blocks, ", macrobatch ", macrobatch_blocks, ", output panel ",
+                output_panel_blocks, "; per block ", exchange_tiles, " exchange and ",
+                token_reduce_tiles, " reduction tiles; chunk ", chunk_bytes, " bytes (",
+                dedicated_chunk_bytes, " dedicated), push interval ", push_interval_ns, " ns");
+}
+
+StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
+                                            const HopperDevice& device,
+                                            const ForwardOptions& options) {
+  MOK_RETURN_IF_ERROR(CheckShape(shape));
+  MOK_RETURN_IF_ERROR(CheckField("num_sms", options.num_sms, 0, device.num_sms));
+  ForwardConfig config;
+  config.num_blocks = options.num_sms > 0 ? options.num_sms : device.num_sms;
+  MOK_RETURN_IF_ERROR(CheckField("num_comm_sms", options.num_comm_sms, 0, config.num_blocks - 1));
+  MOK_RETURN_IF_ERROR(CheckMultiple("minibatch_rows", options.minibatch_rows, 0, kRowBlock));
+  MOK_RETURN_IF_ERROR(CheckMultiple("macrobatch_rows", options.macrobatch_rows, 0, kRowBlock));
+  config.num_comm_sms = options.num_comm_sms;
+  const int32_t num_workers = config.num_blocks - config.num_comm_sms;
+
+  const int64_t shared_width = shape.shared_intermediate;
+  config.order = SelectColumnOrder(shape.hidden, shape.intermediate);
+  if (shared_width % 32 != 0) config.order = ColumnOrder::kNatural;
+
+  const int64_t minibatch_rows =
+      options.minibatch_rows > 0 ? options.minibatch_rows : MinibatchRows(shape, num_workers);
+  const int64_t macrobatch_rows =
+      options.macrobatch_rows > 0 ? options.macrobatch_rows : MacrobatchRows(shape, minibatch_rows);
+  config.macrobatch_blocks = macrobatch_rows / kRowBlock;
+  config.minibatch_blocks = std::min(minibatch_rows / kRowBlock, config.macrobatch_blocks);
+  // One wave of Down tiles per panel, so that the first rows leave early.
+  const int64_t hidden_tiles = CeilDiv<int64_t>(shape.hidden, kTileColumns);
+  const int64_t panel = CeilDiv<int64_t>(num_workers, hidden_tiles);
+  if (panel < config.minibatch_blocks) config.output_panel_blocks = static_cast<int32_t>(panel);
+
+  config.exchange_tiles = kExchangeTiles;
+  config.token_reduce_tiles = kTokenReduceTiles;
+  config.chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxChunkBytes);
+  config.dedicated_chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxDedicatedChunkBytes);
+  config.push_interval_ns = PushInterval(config, shape, device);
+  return config;
+}
+
+}  // namespace mok

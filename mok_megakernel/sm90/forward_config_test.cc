@@ -1,0 +1,111 @@
+#include "mok_megakernel/sm90/forward_config.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace mok {
+namespace {
+
+// kimi-k2.7 on two GPUs with the local experts of EP 64.
+ForwardLayerShape Kimi() {
+  ForwardLayerShape shape;
+  shape.max_tokens = 2048;
+  shape.hidden = 7168;
+  shape.intermediate = 2048;
+  shape.shared_intermediate = 2048;
+  shape.topk = 8;
+  shape.num_experts = 12;
+  shape.num_local_experts = 6;
+  shape.ep_size = 2;
+  return shape;
+}
+
+ForwardLayerShape Qwen() {
+  ForwardLayerShape shape = Kimi();
+  shape.hidden = 4096;
+  shape.intermediate = shape.shared_intermediate = 1024;
+  shape.topk = 10;
+  shape.num_experts = 16;
+  shape.num_local_experts = 8;
+  return shape;
+}
+
+TEST(ForwardConfigTest, ModelShapes) {
+  const struct {
+    ForwardLayerShape shape;
+    ForwardOptions options;
+    const char* expected;
+  } kCases[] = {
+      {Kimi(),
+       {},
+       "permuted columns, 132 blocks, 0 for exchange only; row blocks: minibatch 17, macrobatch "
+       "170, output panel 5; per block 32 exchange and 16 reduction tiles; chunk 7168 bytes "
+       "(14336 dedicated), push interval 2782 ns"},
+      {Qwen(),
+       {},
+       "permuted columns, 132 blocks, 0 for exchange only; row blocks: minibatch 33, macrobatch "
+       "231, output panel 9; per block 32 exchange and 16 reduction tiles; chunk 4096 bytes "
+       "(8192 dedicated), push interval 1590 ns"},
+      {Kimi(),
+       {.num_comm_sms = 12, .minibatch_rows = 2048, .macrobatch_rows = 4096},
+       "permuted columns, 132 blocks, 12 for exchange only; row blocks: minibatch 16, macrobatch "
+       "32, output panel 5; per block 32 exchange and 16 reduction tiles; chunk 7168 bytes "
+       "(14336 dedicated), push interval 3035 ns"},
+  };
+  for (const auto& expected : kCases) {
+    const StatusOr<ForwardConfig> config =
+        SelectForwardConfig(expected.shape, {}, expected.options);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config.value().ToString(), expected.expected);
+  }
+}
+
+TEST(ForwardConfigTest, OddWidthsUseNaturalColumns) {
+  for (const int64_t width : {2880, 40, 8}) {
+    ForwardLayerShape shape = Kimi();
+    shape.shared_intermediate = width;
+    const bool permuted = width % 32 == 0;
+    EXPECT_EQ(SelectForwardConfig(shape, {}, {}).value().order,
+              permuted ? ColumnOrder::kPermuted : ColumnOrder::kNatural);
+  }
+}
+
+TEST(ForwardConfigTest, ChunksCoverARowEvenly) {
+  for (int64_t hidden = 8; hidden < 20000; hidden += 8) {
+    ForwardLayerShape shape = Kimi();
+    shape.hidden = hidden;
+    const ForwardConfig config = SelectForwardConfig(shape, {}, {}).value();
+    EXPECT_EQ(config.chunk_bytes % 16, 0u);
+    EXPECT_LE(config.chunk_bytes, 7168u);
+    const int64_t chunks = (2 * hidden + config.chunk_bytes - 1) / config.chunk_bytes;
+    EXPECT_EQ(chunks, (2 * hidden + 7167) / 7168) << hidden;
+  }
+}
+
+TEST(ForwardConfigTest, OneRankIsNotPaced) {
+  ForwardLayerShape shape = Kimi();
+  shape.ep_size = 1;
+  EXPECT_EQ(SelectForwardConfig(shape, {}, {}).value().push_interval_ns, 0u);
+}
+
+TEST(ForwardConfigTest, ErrorsNameTheField) {
+  const auto error = [](const ForwardLayerShape& shape, const ForwardOptions& options) {
+    const StatusOr<ForwardConfig> config = SelectForwardConfig(shape, {}, options);
+    EXPECT_FALSE(config.ok());
+    return config.ok() ? std::string() : std::string(config.status().message());
+  };
+  ForwardLayerShape shape = Kimi();
+  shape.hidden = 7170;
+  EXPECT_EQ(error(shape, {}), "hidden is 7170, expected a multiple of 8 that is at least 8");
+  shape = Kimi();
+  shape.ep_size = 73;
+  EXPECT_EQ(error(shape, {}), "ep_size is 73, expected 1 to 72");
+  EXPECT_EQ(error(Kimi(), {.num_sms = 133}), "num_sms is 133, expected 0 to 132");
+  EXPECT_EQ(error(Kimi(), {.num_comm_sms = 132}), "num_comm_sms is 132, expected 0 to 131");
+  EXPECT_EQ(error(Kimi(), {.minibatch_rows = 100}),
+            "minibatch_rows is 100, expected a multiple of 128 that is at least 0");
+}
+
+}  // namespace
+}  // namespace mok

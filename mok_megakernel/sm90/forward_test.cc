@@ -1,0 +1,244 @@
+// The whole forward in the emulator: small layers on one to three ranks against float64 and the
+// host engine, and the determinism contract.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "mok_core/device/runtime.h"
+#include "mok_core/emulator/emulator.h"
+#include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_megakernel/sm90/forward_test_kernels.h"
+#include "mok_megakernel/sm90/testing/device_layer.h"
+
+namespace mok::testing {
+namespace {
+
+// Relative errors in bf16.
+constexpr double kTensorTolerance = 4e-3;
+constexpr double kRowTolerance = 2e-2;
+
+LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {9, 20};
+  spec.experts = {2, 2};
+  spec.topk = 2;
+  spec.hidden = 72;
+  spec.intermediate = 40;
+  return spec;
+}
+
+DeviceLayerOptions TwoBlocks() {
+  DeviceLayerOptions options;
+  options.forward.num_sms = 2;
+  options.exchange_tiles = 4;
+  options.token_reduce_tiles = 8;
+  return options;
+}
+
+Tensor RunForward(const LayerData& data, const DeviceLayerOptions& options,
+                  const Interleaving& interleaving = {0, 0.1}) {
+  StartCase(interleaving);
+  DeviceLayer layer(data, options, SmallForwardKernel);
+  EXPECT_EQ(layer.LaunchAll(), OkStatus());
+  const emulator::Report report = emulator::Run();
+  EXPECT_TRUE(report.ok) << report.kind << ": " << report.text;
+  EXPECT_EQ(layer.CheckRecords(), OkStatus());
+  return layer.Out();
+}
+
+void ExpectCorrect(const LayerData& data, const Tensor& out, const std::string& label) {
+  const ReferenceResult reference = RunReference(ReferenceInputsOf(data));
+  EXPECT_LE(RelativeError(out, reference.out), kTensorTolerance) << label;
+  EXPECT_LE(WorstRowError(out, reference.out, data.spec.hidden), kRowTolerance) << label;
+  const LayerResult host = RunLayer(data, {});
+  EXPECT_LE(RelativeError(out, host.out.ToDoubles()), kTensorTolerance) << label;
+}
+
+// All interleavings give the same bits, and these are right.
+Tensor ExpectForward(const LayerSpec& spec, const DeviceLayerOptions& options,
+                     const std::string& label) {
+  const LayerData data(spec);
+  Tensor first;
+  for (const Interleaving& interleaving : kInterleavings) {
+    const Tensor out = RunForward(data, options, interleaving);
+    if (first.bytes.empty()) first = out;
+    EXPECT_EQ(out, first) << label << ", seed " << interleaving.seed;
+  }
+  ExpectCorrect(data, first, label);
+  return first;
+}
+
+TEST(ForwardTest, SmallLayer) { ExpectForward(SmallLayer(), TwoBlocks(), "small layer"); }
+
+TEST(ForwardTest, WidthsThatAreMultiplesOf32UsePermutedColumns) {
+  LayerSpec spec = SmallLayer();
+  spec.hidden = 96;
+  spec.intermediate = 64;
+  ExpectForward(spec, TwoBlocks(), "permuted");
+  spec.shared_intermediate = 32;
+  spec.shared_scale = true;
+  ExpectForward(spec, TwoBlocks(), "permuted, shared expert");
+}
+
+TEST(ForwardTest, SharedExpertScaleAndClamp) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 24;
+  ExpectForward(spec, TwoBlocks(), "shared expert");
+  spec.shared_scale = true;
+  spec.swiglu_limit = 0.5f;
+  spec.x_scale = 1;
+  ExpectForward(spec, TwoBlocks(), "shared scale, clamp");
+}
+
+TEST(ForwardTest, OneRank) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {150};
+  spec.experts = {3};
+  spec.shared_intermediate = 8;
+  ExpectForward(spec, TwoBlocks(), "one rank, two token blocks");
+}
+
+TEST(ForwardTest, ThreeRanksUnevenTokensAndExperts) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {0, 5, 17};
+  spec.experts = {3, 2, 2};  // seven experts
+  spec.topk = 3;
+  ExpectForward(spec, TwoBlocks(), "uneven");
+  spec.shared_intermediate = 8;
+  spec.experts = {4, 0, 1};
+  ExpectForward(spec, TwoBlocks(), "a rank without experts");
+  spec.tokens = {0, 0, 0};
+  RunForward(LayerData(spec), TwoBlocks());
+}
+
+TEST(ForwardTest, MissingAndRepeatedRoutes) {
+  LayerSpec spec = SmallLayer();
+  spec.topk = 4;
+  spec.route = [](int64_t token, int k) -> int64_t {
+    constexpr int64_t kIds[] = {3, 3, -1, -1};
+    return token == 7 ? -1 : kIds[k];
+  };
+  spec.weight = [](int64_t, int k) { return k == 1 ? 0.0f : 0.75f; };
+  DeviceLayerOptions options = TwoBlocks();
+  options.id_bytes = 4;
+  ExpectForward(spec, options, "routes 3, 3, -1, -1");
+}
+
+// Several macrobatches: slots of the ring are used again.
+LayerSpec LongLayer() {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {70, 90};
+  spec.experts = {2, 3};
+  spec.topk = 3;
+  spec.hidden = 40;
+  spec.intermediate = 24;
+  return spec;
+}
+
+TEST(ForwardTest, SeveralMacrobatches) {
+  for (const int64_t macrobatch : {1, 2}) {
+    DeviceLayerOptions options = TwoBlocks();
+    options.forward.minibatch_rows = 128;
+    options.forward.macrobatch_rows = macrobatch * 128;
+    ExpectForward(LongLayer(), options, StrCat("macrobatch of ", macrobatch));
+  }
+}
+
+TEST(ForwardTest, BitsDoNotDependOnHowItRuns) {
+  const LayerData data(LongLayer());
+  const Tensor expected = RunForward(data, TwoBlocks());
+  const auto expect_same = [&](const DeviceLayerOptions& options, const std::string& label) {
+    EXPECT_EQ(RunForward(data, options, {5, 0.1}), expected) << label;
+  };
+  for (const int32_t num_sms : {1, 3, 5}) {
+    DeviceLayerOptions options = TwoBlocks();
+    options.forward.num_sms = num_sms;
+    expect_same(options, StrCat(num_sms, " SMs"));
+  }
+  for (const int32_t num_comm_sms : {1, 2}) {
+    DeviceLayerOptions options = TwoBlocks();
+    options.forward.num_sms = 3;
+    options.forward.num_comm_sms = num_comm_sms;
+    expect_same(options, StrCat(num_comm_sms, " SMs for exchange only"));
+  }
+  for (const int64_t minibatch : {1, 2, 3}) {
+    for (const int64_t macrobatch : {1, 2, 3, 8}) {
+      DeviceLayerOptions options = TwoBlocks();
+      options.forward.minibatch_rows = minibatch * 128;
+      options.forward.macrobatch_rows = macrobatch * 128;
+      expect_same(options, StrCat("minibatch ", minibatch, ", macrobatch ", macrobatch));
+    }
+  }
+  DeviceLayerOptions exchange = TwoBlocks();
+  exchange.exchange_tiles = 1;
+  exchange.token_reduce_tiles = 1;
+  exchange.chunk_bytes = 32;
+  exchange.push_interval_ns = 300;
+  expect_same(exchange, "long exchange tiles, short chunks, paced");
+}
+
+TEST(ForwardTest, BitsDoNotDependOnEpSize) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 16;
+  spec.tokens = {36};
+  spec.experts = {6};
+  const Tensor expected = RunForward(LayerData(spec), TwoBlocks());
+  spec.tokens = {16, 20};
+  spec.experts = {3, 3};
+  EXPECT_EQ(RunForward(LayerData(spec), TwoBlocks()), expected);
+  spec.tokens = {30, 0, 6};
+  spec.experts = {1, 3, 2};
+  EXPECT_EQ(RunForward(LayerData(spec), TwoBlocks()), expected);
+}
+
+// Ranks that share a device and run one after the other.
+TEST(ForwardTest, VirtualRanks) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {9, 0, 4, 7, 3, 1, 8, 4};
+  spec.experts = {1, 1, 1, 1, 1, 1, 1, 1};
+  spec.topk = 3;
+  spec.shared_intermediate = 8;
+  DeviceLayerOptions options = TwoBlocks();
+  options.own_devices = false;
+  const Tensor out = ExpectForward(spec, options, "eight virtual ranks");
+  spec.tokens = {20, 16};
+  spec.experts = {4, 4};
+  EXPECT_EQ(RunForward(LayerData(spec), TwoBlocks()), out);
+}
+
+// Passes follow each other without the host: counters, tickets and flags are ready for the next.
+TEST(ForwardTest, PassesFollowEachOther) {
+  const LayerData data(SmallLayer());
+  const Tensor expected = RunForward(data, TwoBlocks());
+  for (const Interleaving& interleaving : kInterleavings) {
+    StartCase(interleaving);
+    DeviceLayer layer(data, TwoBlocks(), SmallForwardKernel);
+    for (int pass = 0; pass < 3; ++pass) ASSERT_EQ(layer.LaunchAll(), OkStatus());
+    const emulator::Report report = emulator::Run();
+    EXPECT_TRUE(report.ok) << report.kind << ": " << report.text;
+    EXPECT_EQ(layer.Out(), expected) << "seed " << interleaving.seed;
+  }
+}
+
+TEST(ForwardTest, DeadRankIsNamed) {
+  const LayerSpec spec = SmallLayer();
+  const LayerData data(spec);
+  for (const Interleaving& interleaving : kInterleavings) {
+    StartCase(interleaving);
+    emulator::Options options = emulator::CurrentOptions();
+    options.fast_forward = true;
+    emulator::Configure(options);
+    DeviceLayer layer(data, TwoBlocks(), SmallForwardKernel);
+    ASSERT_EQ(layer.Launch(1, ForwardMode::kWhole), OkStatus());  // rank 0 is dead
+    ASSERT_EQ(runtime::Synchronize(), OkStatus()) << "the kernel ends";
+    const Status status = layer.CheckRecords();
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+    EXPECT_NE(status.message().find("rank 1 waited"), std::string::npos) << status;
+    EXPECT_NE(status.message().find("for rank 0 at the entry of pass 1"), std::string::npos)
+        << status;
+  }
+}
+
+}  // namespace
+}  // namespace mok::testing

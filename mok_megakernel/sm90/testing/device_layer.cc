@@ -1,0 +1,296 @@
+#include "mok_megakernel/sm90/testing/device_layer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "mok_core/device/runtime.h"
+#include "mok_schedule/routing_table.h"
+
+namespace mok::testing {
+namespace {
+
+void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
+
+constexpr size_t kElement = sizeof(BFloat16);
+
+}  // namespace
+
+void* DeviceLayer::Allocate(int device, size_t bytes, const char* name) {
+  StatusOr<void*> memory = runtime::AllocateDevice(device, std::max<size_t>(bytes, 256), name);
+  MOK_CHECK(memory.ok()) << memory.status();
+  allocations_.push_back(memory.value());
+  return memory.value();
+}
+
+template <class T>
+T* DeviceLayer::Upload(int device, const T* values, size_t count, const char* name) {
+  T* memory = static_cast<T*>(Allocate(device, count * sizeof(T), name));
+  if (count > 0) MustSucceed(runtime::CopyToDevice(memory, values, count * sizeof(T)));
+  return memory;
+}
+
+BFloat16* DeviceLayer::UploadTensor(int device, const Tensor& tensor, int64_t begin, int64_t count,
+                                    const char* name) {
+  return Upload<BFloat16>(device, tensor.At(begin), static_cast<size_t>(count), name);
+}
+
+DeviceLayer::DeviceLayer(const LayerData& data, const DeviceLayerOptions& options,
+                         KernelOf kernel_of)
+    : data_(data), options_(options), kernel_of_(kernel_of) {
+  ranks_.resize(static_cast<size_t>(data.spec.ep_size()));
+  int64_t first_token = 0;
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    ranks_[rank].device = options.own_devices ? rank : 0;
+    ranks_[rank].first_token = first_token;
+    first_token += data.spec.tokens[rank];
+    ChooseConfig(rank);
+    UploadTokens(rank);
+    UploadWeights(rank);
+    AllocateOutputs(rank);
+    UploadSchedule(rank);
+  }
+  for (int rank = 0; rank < num_ranks(); ++rank) Connect(rank);
+}
+
+DeviceLayer::~DeviceLayer() {
+  for (void* allocation : allocations_) MustSucceed(runtime::Free(allocation));
+}
+
+void DeviceLayer::ChooseConfig(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  rank.shape.max_tokens = *std::max_element(spec.tokens.begin(), spec.tokens.end());
+  rank.shape.hidden = spec.hidden;
+  rank.shape.intermediate = spec.intermediate;
+  rank.shape.shared_intermediate = spec.shared_intermediate;
+  rank.shape.topk = spec.topk;
+  rank.shape.num_experts = spec.num_experts();
+  rank.shape.num_local_experts = spec.experts[index];
+  rank.shape.ep_size = num_ranks();
+  StatusOr<ForwardConfig> config =
+      SelectForwardConfig(rank.shape, options_.device, options_.forward);
+  MOK_CHECK(config.ok()) << config.status();
+  rank.config = config.value();
+  const auto override_with = [](auto& field, auto value) {
+    if (value != 0) field = value;
+  };
+  override_with(rank.config.exchange_tiles, options_.exchange_tiles);
+  override_with(rank.config.token_reduce_tiles, options_.token_reduce_tiles);
+  override_with(rank.config.chunk_bytes, options_.chunk_bytes);
+  const uint32_t most = kernel_of_(rank.config.order).max_dedicated_chunk_bytes;
+  rank.config.dedicated_chunk_bytes = std::min(rank.config.dedicated_chunk_bytes, most);
+  override_with(rank.config.push_interval_ns, options_.push_interval_ns);
+}
+
+void DeviceLayer::UploadTokens(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  ForwardArguments::Tokens& tokens = rank.arguments.tokens;
+  const int64_t count = spec.tokens[index], first = rank.first_token;
+  const auto routes = static_cast<size_t>(count * spec.topk);
+  const int64_t* ids = data_.topk_idx.data() + first * spec.topk;
+  tokens.num_tokens = count;
+  tokens.x = UploadTensor(rank.device, data_.x, first * spec.hidden, count * spec.hidden, "x");
+  tokens.topk_weight =
+      Upload(rank.device, data_.topk_weight.data() + first * spec.topk, routes, "topk_weight");
+  tokens.id_bytes = options_.id_bytes;
+  if (options_.id_bytes == 8) {
+    tokens.expert_ids = Upload(rank.device, ids, routes, "expert_ids");
+  } else {
+    const std::vector<int32_t> narrow(ids, ids + routes);
+    tokens.expert_ids = Upload(rank.device, narrow.data(), routes, "expert_ids");
+  }
+  if (spec.shared_scale) {
+    tokens.shared_scale = Upload(rank.device, data_.shared_scale.data() + first,
+                                 static_cast<size_t>(count), "shared_scale");
+  }
+}
+
+void DeviceLayer::UploadWeights(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  int64_t first_expert = 0;
+  for (int lower = 0; lower < index; ++lower) first_expert += spec.experts[lower];
+  const int64_t expert = spec.hidden * spec.intermediate, begin = first_expert * expert;
+  const int64_t count = spec.experts[index] * expert;
+  ForwardArguments::Weights& weights = rank.arguments.weights;
+  weights.gate = UploadTensor(rank.device, data_.gate, begin, count, "gate weights");
+  weights.up = UploadTensor(rank.device, data_.up, begin, count, "up weights");
+  weights.down = UploadTensor(rank.device, data_.down, begin, count, "down weights");
+  const int64_t shared = spec.hidden * spec.shared_intermediate;
+  if (shared == 0) return;
+  weights.shared_gate = UploadTensor(rank.device, data_.shared_gate, 0, shared, "shared gate");
+  weights.shared_up = UploadTensor(rank.device, data_.shared_up, 0, shared, "shared up");
+  weights.shared_down = UploadTensor(rank.device, data_.shared_down, 0, shared, "shared down");
+}
+
+void DeviceLayer::AllocateOutputs(int index) {
+  Rank& rank = ranks_[index];
+  const ForwardLayerShape& shape = rank.shape;
+  ForwardArguments& arguments = rank.arguments;
+  const auto rows = [&](int64_t count, int64_t width, const char* name) {
+    const size_t bytes = static_cast<size_t>(count * width) * kElement;
+    void* memory = Allocate(rank.device, bytes, name);
+    if (bytes > 0) poisoned_.emplace_back(memory, bytes);
+    return static_cast<BFloat16*>(memory);
+  };
+  const int64_t ring = rank.config.ring_rows(), tokens = shape.max_tokens;
+  arguments.tokens.out = rows(tokens, shape.hidden, "out");
+  arguments.context.ring_x = rows(ring, shape.hidden, "ring x");
+  arguments.context.ring_gate = rows(ring, shape.intermediate, "ring gate");
+  arguments.context.ring_up = rows(ring, shape.intermediate, "ring up");
+  arguments.context.shared_gate = rows(tokens, shape.shared_intermediate, "shared gate");
+  arguments.context.shared_up = rows(tokens, shape.shared_intermediate, "shared up");
+  BFloat16* routes = rows(tokens * shape.topk, shape.hidden, "routes");
+  arguments.peers.routes_of_rank[index] = routes;
+  arguments.peers.rank = index;
+  arguments.peers.x_of_rank[index] = arguments.tokens.x;
+
+  const ForwardScratchLayout layout(shape, rank.config);
+  rank.scratch = Allocate(rank.device, layout.bytes(), "scratch");
+  rank.scratch_bytes = layout.bytes();
+  rank.poison_begin = layout.state_bytes();
+  MustSucceed(runtime::Fill(rank.scratch, 0, layout.state_bytes()));
+  arguments.scratch = layout.At(rank.scratch);
+  const size_t flag_bytes = RankMeeting::FlagBytes(shape.ep_size);
+  void* flags = Allocate(rank.device, flag_bytes, "flags");
+  MustSucceed(runtime::Fill(flags, 0, flag_bytes));
+  arguments.peers.flags_of_rank[index] = static_cast<uint64_t*>(flags);
+  StatusOr<void*> record = runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record");
+  MOK_CHECK(record.ok()) << record.status();
+  allocations_.push_back(record.value());
+  arguments.record = static_cast<DeviceWaitRecord*>(record.value());
+  arguments.timeout_ns = options_.timeout_ns;
+  const float limit = data_.spec.swiglu_limit;
+  arguments.swiglu_limit = limit > 0 ? limit : INFINITY;
+  StatusOr<void*> stream = runtime::CreateStream(rank.device);
+  MOK_CHECK(stream.ok()) << stream.status();
+  // Ranks that share a device follow each other.
+  rank.stream = options_.own_devices || index == 0 ? stream.value() : ranks_[0].stream;
+}
+
+void DeviceLayer::UploadSchedule(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  std::vector<int32_t> ids(data_.topk_idx.begin(), data_.topk_idx.end());
+  std::vector<RankRoutes> routes;
+  for (int source = 0; source < num_ranks(); ++source) {
+    const int64_t first =
+        std::accumulate(spec.tokens.begin(), spec.tokens.begin() + source, int64_t{0});
+    routes.push_back({ids.data() + first * spec.topk, spec.tokens[source]});
+  }
+  ExpertPartition partition;
+  partition.begin.push_back(0);
+  for (const int32_t count : spec.experts)
+    partition.begin.push_back(partition.begin.back() + count);
+  StatusOr<RoutingTable> built = BuildRoutingTable(routes, partition, index, spec.topk);
+  MOK_CHECK(built.ok()) << built.status();
+  const RoutingTable& table = built.value();
+  rank.num_rows = table.num_valid_rows();
+
+  const int64_t capacity = std::max<int64_t>(table.num_rows(), kRowBlock);
+  const DeviceScheduleLayout layout(capacity, table.num_local_experts,
+                                    rank.config.macrobatch_blocks);
+  std::vector<std::byte> host(static_cast<size_t>(layout.bytes()));
+  const DeviceSchedule schedule = layout.At(host.data());
+  *schedule.result = {table.num_row_blocks(), spec.num_tokens()};
+  std::copy(table.source_rank.begin(), table.source_rank.end(), schedule.source_rank);
+  std::copy(table.source_route.begin(), table.source_route.end(), schedule.source_route);
+  std::copy(table.expert_block_begin.begin(), table.expert_block_begin.end(),
+            schedule.expert_block_begin);
+  std::copy(table.expert_rows.begin(), table.expert_rows.end(), schedule.expert_rows);
+  std::copy(table.block_expert.begin(), table.block_expert.end(), schedule.block_expert);
+  RingPlan ring;
+  ring.num_row_blocks = table.num_row_blocks();
+  ring.macrobatch_blocks = rank.config.macrobatch_blocks;
+  BuildPieceTables(ring, table.view(), schedule.pieces);
+  rank.arguments.schedule = layout.At(Upload(rank.device, host.data(), host.size(), "schedule"));
+}
+
+void DeviceLayer::Connect(int index) {
+  Rank& rank = ranks_[index];
+  for (int peer = 0; peer < num_ranks(); ++peer) {
+    MustSucceed(runtime::EnablePeerAccess(rank.device, ranks_[peer].device));
+    const ForwardArguments::Peers& other = ranks_[peer].arguments.peers;
+    rank.arguments.peers.x_of_rank[peer] = other.x_of_rank[peer];
+    rank.arguments.peers.routes_of_rank[peer] = other.routes_of_rank[peer];
+    rank.arguments.peers.flags_of_rank[peer] = other.flags_of_rank[peer];
+  }
+  StatusOr<ForwardParams> params =
+      MakeForwardParams(rank.shape, rank.config, kernel_of_(rank.config.order), rank.arguments);
+  MOK_CHECK(params.ok()) << params.status();
+  rank.params = params.value();
+}
+
+void DeviceLayer::Poison() {
+  for (const auto& [memory, bytes] : poisoned_) MustSucceed(runtime::Fill(memory, 0xFF, bytes));
+  for (const Rank& rank : ranks_) {
+    MustSucceed(runtime::Fill(static_cast<std::byte*>(rank.scratch) + rank.poison_begin, 0xFF,
+                              rank.scratch_bytes - rank.poison_begin));
+  }
+}
+
+Status DeviceLayer::Launch(int index, ForwardMode mode, const ForwardKernelInfo& kernel) {
+  const Rank& rank = ranks_[index];
+  return LaunchForward(kernel, rank.params,
+                       {mode, rank.config.num_blocks, rank.device, rank.stream});
+}
+
+Status DeviceLayer::Launch(int index, ForwardMode mode) {
+  return Launch(index, mode, kernel_of_(ranks_[index].config.order));
+}
+
+Status DeviceLayer::LaunchAll() {
+  if (options_.own_devices || num_ranks() == 1) {
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      MOK_RETURN_IF_ERROR(Launch(rank, ForwardMode::kWhole));
+    }
+    return OkStatus();
+  }
+  for (const ForwardMode mode : {ForwardMode::kExchangeAndCompute, ForwardMode::kReduceOnly}) {
+    for (int rank = 0; rank < num_ranks(); ++rank) MOK_RETURN_IF_ERROR(Launch(rank, mode));
+  }
+  return OkStatus();
+}
+
+Status DeviceLayer::LaunchAll(const ForwardKernelInfo& kernel) {
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    MOK_RETURN_IF_ERROR(Launch(rank, ForwardMode::kWhole, kernel));
+  }
+  return OkStatus();
+}
+
+Status DeviceLayer::CheckRecords() const {
+  for (const Rank& rank : ranks_) {
+    MOK_RETURN_IF_ERROR(CheckForwardRecord(*rank.arguments.record));
+  }
+  return OkStatus();
+}
+
+Tensor DeviceLayer::Out() const {
+  Tensor all(DType::kBf16, 0);
+  for (int index = 0; index < num_ranks(); ++index) {
+    Tensor out(DType::kBf16, data_.spec.tokens[index] * data_.spec.hidden);
+    if (out.size() > 0) {
+      MustSucceed(runtime::CopyToHost(out.At(0), ranks_[index].arguments.tokens.out,
+                                      static_cast<size_t>(out.size()) * kElement));
+    }
+    all.Append(out);
+  }
+  return all;
+}
+
+double DeviceLayer::flops() const {
+  double most = 0;
+  for (const Rank& rank : ranks_) {
+    const auto hidden = static_cast<double>(rank.shape.hidden);
+    const double routed = static_cast<double>(rank.num_rows * rank.shape.intermediate);
+    const double shared =
+        static_cast<double>(rank.arguments.tokens.num_tokens * rank.shape.shared_intermediate);
+    most = std::max(most, 6 * hidden * (routed + shared));
+  }
+  return most;
+}
+
+}  // namespace mok::testing

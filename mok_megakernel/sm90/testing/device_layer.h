@@ -1,0 +1,97 @@
+// A layer with random contents in device memory, one part per rank, that runs the forward kernel.
+// Through the host seam: for the emulator and for GPUs.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mok_megakernel/layer_test_support.h"
+#include "mok_megakernel/sm90/forward_launch.h"
+
+namespace mok::testing {
+
+struct DeviceLayerOptions {
+  ForwardOptions forward;
+  HopperDevice device;
+  // Rank r runs on device r; else all ranks on device 0, one after the other.
+  bool own_devices = true;
+  // Other than what SelectForwardConfig chooses, if > 0.
+  int32_t exchange_tiles = 0;
+  int32_t token_reduce_tiles = 0;
+  uint32_t chunk_bytes = 0;
+  uint64_t push_interval_ns = 0;
+  int32_t id_bytes = 8;
+  uint64_t timeout_ns = 2'000'000'000;
+};
+
+class DeviceLayer {
+ public:
+  // kernel_of: which kernel for a column order.
+  using KernelOf = ForwardKernelInfo (*)(ColumnOrder order);
+  DeviceLayer(const LayerData& data, const DeviceLayerOptions& options, KernelOf kernel_of);
+  ~DeviceLayer();
+  DeviceLayer(const DeviceLayer&) = delete;
+  DeviceLayer& operator=(const DeviceLayer&) = delete;
+
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  const ForwardConfig& config(int rank) const { return ranks_[rank].config; }
+
+  // NaN in everything that a pass has to write: ring, scratch, rows of routes, out.
+  void Poison();
+
+  // Queues one pass of one rank, or of all.
+  Status Launch(int rank, ForwardMode mode);
+  Status Launch(int rank, ForwardMode mode, const ForwardKernelInfo& kernel);
+  Status LaunchAll();
+  Status LaunchAll(const ForwardKernelInfo& kernel);
+
+  // Ok, or the first rank's wait that ran out. After the kernels have ended.
+  Status CheckRecords() const;
+
+  // out of all ranks, [T, H] of the whole batch.
+  Tensor Out() const;
+  void* stream(int rank) const { return ranks_[rank].stream; }
+  // Of the busiest rank, whose GEMMs count its rows and its share of the shared expert.
+  double flops() const;
+
+ private:
+  struct Rank {
+    ForwardLayerShape shape;
+    ForwardConfig config;
+    ForwardArguments arguments;
+    ForwardParams params;
+    int device = 0;
+    void* stream = nullptr;
+    void* scratch = nullptr;
+    size_t scratch_bytes = 0;
+    size_t poison_begin = 0;  // scratch before it is state
+    int64_t first_token = 0;
+    int64_t num_rows = 0;  // valid rows of its table
+  };
+
+  void* Allocate(int device, size_t bytes, const char* name);
+  template <class T>
+  T* Upload(int device, const T* values, size_t count, const char* name);
+  template <class T>
+  T* Upload(int device, const void* values, size_t count, const char* name) {
+    return Upload(device, static_cast<const T*>(values), count, name);
+  }
+  BFloat16* UploadTensor(int device, const Tensor& tensor, int64_t begin, int64_t count,
+                         const char* name);
+
+  void ChooseConfig(int rank);
+  void UploadTokens(int rank);
+  void UploadWeights(int rank);
+  void AllocateOutputs(int rank);
+  void UploadSchedule(int rank);
+  void Connect(int rank);
+
+  const LayerData& data_;
+  const DeviceLayerOptions options_;
+  KernelOf kernel_of_;
+  std::vector<Rank> ranks_;
+  std::vector<void*> allocations_;
+  std::vector<std::pair<void*, size_t>> poisoned_;
+};
+
+}  // namespace mok::testing
