@@ -215,8 +215,8 @@ Status FillScratch(Workspace& workspace, Pass pass, const Schedule& schedule,
   ScratchShape scratch_shape;
   scratch_shape.pass = pass;
   scratch_shape.dtype = shape.dtype;
-  scratch_shape.ring_rows = params.ring_plan.num_slots() * kRowBlock;
-  scratch_shape.num_tokens = shape.num_tokens;
+  scratch_shape.ring_rows = params.ring_plan.macrobatch_blocks * kRowBlock;
+  scratch_shape.num_tokens = workspace.shape().max_tokens;
   scratch_shape.hidden = shape.hidden;
   scratch_shape.intermediate = shape.intermediate;
   scratch_shape.shared_intermediate = shape.shared_intermediate;

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -13,6 +14,7 @@ ScratchMemory::~ScratchMemory() {
 
 Status ScratchMemory::Reserve(size_t bytes) {
   if (bytes <= bytes_) return OkStatus();
+  bytes = std::max(bytes, bytes_ + bytes_ / 4);
   // Unmapped first: old and new contents are never needed at once.
   if (data_ != nullptr) munmap(data_, bytes_);
   data_ = nullptr;

@@ -16,8 +16,8 @@ class ScratchMemory {
   ScratchMemory(const ScratchMemory&) = delete;
   ScratchMemory& operator=(const ScratchMemory&) = delete;
 
-  // At least `bytes` from now on. Growing loses the contents and moves data(). kResourceExhausted
-  // names the bytes.
+  // At least `bytes` from now on; grows by a quarter or more. Growing loses the contents and moves
+  // data(). kResourceExhausted names the bytes.
   Status Reserve(size_t bytes);
 
   std::byte* data() const { return data_; }

@@ -49,7 +49,6 @@ ScratchRegions LayOutScratch(const ScratchShape& shape) {
   // The shared expert's rows take no memory without one.
   const int64_t shared_rows = shape.shared_intermediate > 0 ? shape.num_tokens : 0;
   ScratchRegions regions;
-  regions.counters = layout.Reserve(static_cast<size_t>(shape.num_counters) * sizeof(Counter));
   if (shape.pass == Pass::kForward) {
     regions.activation = rows(shape.ring_rows, shape.intermediate);
     regions.y = rows(shape.ring_rows, shape.hidden);
@@ -74,6 +73,7 @@ ScratchRegions LayOutScratch(const ScratchShape& shape) {
     regions.carry_gate = floats(carried, shape.hidden);
     regions.carry_up = floats(carried, shape.hidden);
   }
+  regions.counters = layout.Reserve(static_cast<size_t>(shape.num_counters) * sizeof(Counter));
   regions.bytes = layout.bytes();
   return regions;
 }

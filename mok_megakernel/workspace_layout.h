@@ -41,8 +41,8 @@ HeapRegions LayOutHeap(const WorkspaceShape& shape);
 struct ScratchShape {
   Pass pass = Pass::kForward;
   DType dtype = DType::kBf16;
-  int64_t ring_rows = 0;            // rows of the ring that the schedule uses
-  int64_t num_tokens = 0;           // T
+  int64_t ring_rows = 0;            // rows of the ring, used or not
+  int64_t num_tokens = 0;           // largest T
   int64_t hidden = 0;               // H
   int64_t intermediate = 0;         // I
   int64_t shared_intermediate = 0;  // Is
@@ -55,7 +55,6 @@ struct ScratchShape {
 // Byte offsets into the scratch memory of one pass; regions of the other pass are empty. "ring"
 // stands for ring_rows; rows of a ring region belong to the ring slot of the same row.
 struct ScratchRegions {
-  size_t counters = 0;  // Counter [num_counters], zero when a pass begins
   // Forward.
   size_t activation = 0;         // [ring, I] h: GateUp -> Down
   size_t y = 0;                  // [ring, H]: Down -> Combine
@@ -80,6 +79,9 @@ struct ScratchRegions {
   size_t carry_down = 0;  // [H, I]
   size_t carry_gate = 0;  // [I, H]
   size_t carry_up = 0;    // [I, H]
+  // Both. Last, since the number of counters varies with the routing and the rest does not: a page
+  // once touched serves the next pass as well.
+  size_t counters = 0;  // Counter [num_counters], zero when a pass begins
   size_t bytes = 0;
 };
 
