@@ -38,6 +38,21 @@ class DeviceGuard {
   Status status_;
 };
 
+// Runs a call with the device current that owns the memory, whatever the caller's is. cudaMemset
+// needs that, and synchronising the default stream means this device's.
+template <class Call>
+Status OnDeviceOf(const void* memory, Call call) {
+  cudaPointerAttributes attributes;
+  MOK_RETURN_IF_ERROR(
+      FromCuda(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes"));
+  if (attributes.type == cudaMemoryTypeUnregistered) {
+    return InvalidArgumentError(memory, " is neither device nor mapped host memory");
+  }
+  DeviceGuard guard(attributes.device);
+  MOK_RETURN_IF_ERROR(guard.status());
+  return call(attributes);
+}
+
 StatusOr<PFN_cuTensorMapEncodeTiled_v12000> TensorMapEncoder() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found;
@@ -92,13 +107,11 @@ StatusOr<void*> AllocateMappedHost(size_t bytes, const char* name) {
 }
 
 Status Free(void* pointer) {
-  cudaPointerAttributes attributes;
-  MOK_RETURN_IF_ERROR(
-      FromCuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes"));
-  if (attributes.type == cudaMemoryTypeHost) {
-    return FromCuda(cudaFreeHost(pointer), "cudaFreeHost");
-  }
-  return FromCuda(cudaFree(pointer), "cudaFree");
+  if (pointer == nullptr) return OkStatus();  // an allocation of no bytes
+  return OnDeviceOf(pointer, [&](const cudaPointerAttributes& attributes) {
+    return attributes.type == cudaMemoryTypeHost ? FromCuda(cudaFreeHost(pointer), "cudaFreeHost")
+                                                 : FromCuda(cudaFree(pointer), "cudaFree");
+  });
 }
 
 Status EnablePeerAccess(int device, int peer) {
@@ -114,16 +127,27 @@ Status EnablePeerAccess(int device, int peer) {
 }
 
 Status CopyToDevice(void* device, const void* host, size_t bytes) {
-  return FromCuda(cudaMemcpy(device, host, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  if (bytes == 0) return OkStatus();
+  return OnDeviceOf(device, [&](const cudaPointerAttributes&) {
+    MOK_RETURN_IF_ERROR(FromCuda(cudaMemcpy(device, host, bytes, cudaMemcpyDefault), "cudaMemcpy"));
+    // From pageable memory cudaMemcpy returns before the last bytes have arrived.
+    return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  });
 }
 
 Status CopyToHost(void* host, const void* device, size_t bytes) {
-  return FromCuda(cudaMemcpy(host, device, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  if (bytes == 0) return OkStatus();
+  return OnDeviceOf(device, [&](const cudaPointerAttributes&) {
+    return FromCuda(cudaMemcpy(host, device, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  });
 }
 
 Status Fill(void* device, unsigned char value, size_t bytes) {
-  MOK_RETURN_IF_ERROR(FromCuda(cudaMemset(device, value, bytes), "cudaMemset"));
-  return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  if (bytes == 0) return OkStatus();
+  return OnDeviceOf(device, [&](const cudaPointerAttributes&) {
+    MOK_RETURN_IF_ERROR(FromCuda(cudaMemset(device, value, bytes), "cudaMemset"));
+    return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  });
 }
 
 StatusOr<void*> CreateStream(int device) {

@@ -2,7 +2,7 @@
 //
 // Two kinds of waits, because they fail for different reasons:
 //  - A counter in global memory depends on other blocks and other GPUs. If it does not arrive in
-//    time (a dead peer), the wait writes the DeviceWaitRecord, raises the grid's abort flag and
+//    time (a dead peer), the wait raises the grid's abort flag, writes the DeviceWaitRecord and
 //    returns false. Every other counter wait of the grid sees the flag and returns false too. The
 //    role that got false takes no further task, sends "end of work" through its pipelines, and so
 //    the block drains and the kernel ends normally. Wait for counters before the first load of a
@@ -67,8 +67,7 @@ class DeviceWait {
       if (aborted()) return false;
       const uint64_t waited = GlobalTimer() - start;
       if (waited > params_->timeout_ns) {
-        Report(target, observed, waited);
-        StoreRelaxedGpu(params_->abort_flag, uint32_t{1});
+        Abort(target, observed, waited);
         return false;
       }
       NanoSleep(kPauseNs);
@@ -81,15 +80,16 @@ class DeviceWait {
     while (!try_wait()) {
       const uint64_t waited = GlobalTimer() - start;
       if (waited <= kBarrierPatience * params_->timeout_ns) continue;
-      Report(parity, parity ^ 1u, waited);
-      StoreRelaxedGpu(params_->abort_flag, uint32_t{1});
+      Abort(parity, parity ^ 1u, waited);
       Trap();
     }
   }
 
-  MOK_DEVICE void Report(uint64_t expected, uint64_t observed, uint64_t waited) const {
+  // The flag elects who writes the record, which host memory cannot do: there are no atomics on it.
+  MOK_DEVICE void Abort(uint64_t expected, uint64_t observed, uint64_t waited) const {
+    if (AtomicCompareSwapAcquireReleaseGpu(params_->abort_flag, 0, 1) != 0) return;
     DeviceWaitRecord* record = params_->record;
-    if (AtomicCompareSwapAcquireReleaseSys(&record->state, 0, 1) != 0) return;
+    StoreRelaxedSys(&record->state, uint32_t{1});
     const Index3 block = BlockIndex(), grid = GridDimensions();
     const Index3 thread = ThreadIndex(), size = BlockDimensions();
     record->rank = params_->rank;

@@ -8,8 +8,8 @@
 
 namespace mok {
 
-// In mapped host memory, one per rank, zero before first use. The first wait of the grid that runs
-// out writes it; later ones leave it alone.
+// In mapped host memory, one per rank, zero before first use. Written by the wait that raises the
+// abort flag, with stores only; later ones leave it alone.
 struct DeviceWaitRecord {
   uint32_t state;  // 0: nothing, 1: being written, 2: complete
   int32_t rank;
@@ -25,7 +25,7 @@ struct DeviceWaitRecord {
 // Part of the kernel's parameters.
 struct DeviceWaitParams {
   DeviceWaitRecord* record;  // mapped host memory: device waits -> host
-  uint32_t* abort_flag;      // device memory of this rank, 0 at first: nonzero ends the grid
+  uint32_t* abort_flag;      // device (not host) memory of this rank, 0 at first: 1 ends the grid
   uint64_t timeout_ns;       // of counter waits
   int32_t rank;
 };

@@ -86,6 +86,11 @@ uint64_t AtomicAccess(void* global, int bytes, AtomicOperation operation, uint64
   if (reinterpret_cast<uintptr_t>(global) % bytes != 0) {
     Fail("usage", "misaligned %s at %s", name, DescribeGlobal(global).c_str());
   }
+  // A GPU behind PCIe cannot update host memory atomically; compute-sanitizer rejects it too.
+  if (allocation->device < 0 && !load && operation != AtomicOperation::kStore) {
+    Fail("usage", "%s on mapped host memory, which only takes loads and stores: %s", name,
+         DescribeGlobal(global).c_str());
+  }
   if (operation == AtomicOperation::kStore) {
     SetInitialized(allocation, global, bytes);
   } else {

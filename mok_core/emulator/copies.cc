@@ -139,13 +139,18 @@ Access BulkAccess(bool write) {
 }
 
 // An H200 clips stores at 16-byte units of the innermost dimension, so that a box writes past an
-// extent that ends inside a unit, and it stops with an illegal instruction when a box begins inside
-// one. Loads have no such unit.
+// extent that ends inside a unit. It stops with an illegal instruction when a box begins before the
+// tensor in that dimension; boxes that begin inside a unit are refused with them. Loads have no
+// such limits.
 void CheckStoreGranularity(const TensorMapContents& contents, int coordinate) {
   const int64_t begin = int64_t{coordinate} * contents.element_bytes;
   const uint64_t extent = contents.dimensions[0] * contents.element_bytes;
   if (begin % 16 != 0) {
     Fail("usage", "tensor store of a box that begins at byte %lld, not a multiple of 16",
+         static_cast<long long>(begin));
+  }
+  if (begin < 0) {
+    Fail("usage", "tensor store of a box that begins at byte %lld, before its tensor",
          static_cast<long long>(begin));
   }
   if (extent % 16 != 0) {

@@ -2,7 +2,8 @@
 // (PTX ISA 8.8 sections 8 and 9.7.9: ld, st; 9.7.13: atom, red).
 //
 // Gpu scope orders with threads of the same GPU, Sys with other GPUs and the host as well. Flags
-// that a peer GPU reads or writes need Sys on both sides.
+// that a peer GPU reads or writes need Sys on both sides. Host memory is for loads and stores only:
+// PCIe has no atomics that would make a red or atom on it one.
 #pragma once
 
 #include "mok_core/ptx/compiler.h"

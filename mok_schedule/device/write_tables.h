@@ -24,10 +24,11 @@ MOK_DEVICE void RecordErrors(const ScheduleParams& p, Storage& s, int64_t disagr
   invalid = BlockMinimum(s.scratch, invalid);
   const bool disagree = disagreement != kNoRoute;
   if (Thread() != 0 || (!disagree && invalid.order == kNoRoute)) return;
-  if (AtomicCompareSwapAcquireReleaseSys(&p.error->state, 0, 1) != 0) return;
+  if (AtomicAddRelaxedGpu(&p.state->failed_batches, uint64_t{1}) != 0) return;
   const auto rank = static_cast<int32_t>(disagree ? disagreement / 8 : invalid.order);
   const ScheduleHeader& header = headers[rank];
   ScheduleErrorRecord& error = *p.error;
+  StoreRelaxedSys(&error.state, uint32_t{1});
   error.kind =
       disagree ? static_cast<ScheduleErrorKind>(disagreement % 8) : ScheduleErrorKind::kExpertId;
   error.rank = rank;

@@ -29,6 +29,13 @@ MOK_DEVICE void GlobalMemory(const Params& p) {
     p.output[1] = LoadNonCoherent(p.output);
   }
   if (kCase == kMappedHostMemory) *p.mapped = p.data[1];
+  if (kCase == kMappedHostFlag && LoadAcquireSys(p.mapped) == 0) {
+    StoreReleaseSys(p.mapped, p.data[1]);
+  }
+  if (kCase == kMappedHostReduction) ReduceAddReleaseSys(p.mapped, p.data[1]);
+  if (kCase == kMappedHostReductionGpu) ReduceAddRelaxedGpu(p.mapped, p.data[1]);
+  if (kCase == kMappedHostAdd) AtomicAddAcquireReleaseSys(p.mapped, p.data[1]);
+  if (kCase == kMappedHostCompareSwap) AtomicCompareSwapAcquireReleaseSys(p.mapped, 0, 1);
 }
 
 // Thread 0 passes data[0] to thread 32, which is in the other warp.

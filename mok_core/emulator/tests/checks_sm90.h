@@ -18,6 +18,11 @@ enum Case {
   kNonCoherentInput,
   kNonCoherentOutput,
   kMappedHostMemory,
+  kMappedHostFlag,
+  kMappedHostReduction,
+  kMappedHostReductionGpu,
+  kMappedHostAdd,
+  kMappedHostCompareSwap,
   // order between threads
   kUnorderedStores,
   kStoreAfterUnorderedLoad,

@@ -45,6 +45,11 @@ const Expectation kExpectations[] = {
     {ck::kNonCoherentInput, "", ""},
     {ck::kNonCoherentOutput, "usage", "ld.global.nc of output+0"},
     {ck::kMappedHostMemory, "", ""},
+    {ck::kMappedHostFlag, "", ""},
+    {ck::kMappedHostReduction, "usage", "atom on mapped host memory"},
+    {ck::kMappedHostReductionGpu, "usage", "atom on mapped host memory"},
+    {ck::kMappedHostAdd, "usage", "atom on mapped host memory"},
+    {ck::kMappedHostCompareSwap, "usage", "atom on mapped host memory"},
     {ck::kUnorderedStores, "race", "data+0"},
     {ck::kStoreAfterUnorderedLoad, "race", "data+0"},
     {ck::kOrderedByBarrier, "", ""},
@@ -81,9 +86,9 @@ TEST(ChecksSm90Test, EveryMistakeIsNamedAndNothingElseIs) {
       const emulator::Report report = RunCase(expected.which, interleaving, &mapped);
       EXPECT_EQ(report.kind, expected.kind) << report.text;
       EXPECT_NE(report.text.find(expected.text), std::string::npos) << report.text;
-      if (expected.which == ck::kMappedHostMemory) {
-        EXPECT_EQ(mapped, 3u);
-      }
+      const bool stores = expected.which == ck::kMappedHostMemory ||  //
+                          expected.which == ck::kMappedHostFlag;
+      EXPECT_EQ(mapped, stores ? 3u : 0u);
     }
   }
 }

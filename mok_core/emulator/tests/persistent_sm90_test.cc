@@ -1,5 +1,6 @@
 #include "mok_core/emulator/tests/persistent_sm90.h"
 
+#include <cstring>
 #include <numeric>
 
 #include "mok_core/emulator/tests/planted_bug.h"
@@ -21,13 +22,14 @@ std::vector<float> Rows() {
 }
 
 struct Case {
+  static constexpr int kAll = kTasks;
   ps::Params params{};
   DeviceWaitRecord* record;
 
-  // `blocked`: a task whose counter never arrives, or -1.
+  // `blocked`: a task whose counter never arrives, kAll, or -1.
   explicit Case(int blocked) {
-    std::vector<uint64_t> ready(kTasks, 1);
-    if (blocked >= 0) ready[blocked] = 0;
+    std::vector<uint64_t> ready(kTasks, blocked == kAll ? 0 : 1);
+    if (blocked >= 0 && blocked < kTasks) ready[blocked] = 0;
     params.rows = DeviceArray(Rows(), "rows");
     params.doubled = UninitializedArray<float>(kWords, "doubled");
     params.ready = DeviceArray(ready, "ready");
@@ -114,6 +116,24 @@ TEST(PersistentSm90Test, TimeoutIsRecordedAndTheGridDrains) {
               std::string::npos)
         << status;
     EXPECT_EQ(HostCopy(test.params.ticket, 1)[0].next, 0u);  // ready for the next launch
+  }
+}
+
+// Every block's wait runs out; one of them writes the record, and no later launch does.
+TEST(PersistentSm90Test, OneOfManyTimeoutsIsRecorded) {
+  for (const Interleaving& interleaving : kInterleavings) {
+    StartCase(interleaving);
+    FastForward();
+    const Case test(Case::kAll);
+    test.Start(ps::kCorrect);
+    ASSERT_EQ(runtime::Synchronize(), OkStatus());
+    const DeviceWaitRecord first = *test.record;
+    EXPECT_EQ(first.state, 2u);
+    EXPECT_LT(first.task, kBlocks);
+    EXPECT_EQ(HostCopy(test.params.wait.abort_flag, 1)[0], 1u);
+    test.Start(ps::kCorrect);
+    ASSERT_EQ(runtime::Synchronize(), OkStatus());
+    EXPECT_EQ(std::memcmp(&first, test.record, sizeof first), 0);
   }
 }
 

@@ -94,7 +94,7 @@ inline CopyCase MakeCopyCase() {
   test.stored_3d = DeviceArray(blank, "stored_3d");
   test.params.store_2d = StoreMap(test.stored_2d, 2);
   test.params.store_3d = StoreMap(test.stored_3d, 3);
-  const int32_t coordinates[2][3] = {{8, 30, 0}, {-8, 2, 5}};
+  const int32_t coordinates[2][3] = {{8, 30, 0}, {8, 2, 5}};
   std::memcpy(test.params.store_coordinates, coordinates, sizeof coordinates);
   return test;
 }

@@ -64,8 +64,8 @@ TEST(PrimitivesSm90Test, TensorStoresClipBoxes) {
       const bool in_2d = column < 64 && r2 >= 0 && r2 < 16 && c2 >= 0 && c2 < 64;
       const int want_2d = in_2d ? SwizzledByte((r2 * 64 + c2) * 2, Swizzle::k128) / 2 : 0xABCD;
       ASSERT_EQ(stored_2d[place], want_2d) << row << " " << column;
-      const int c3 = column + 8, y = row % 5 - 2, z = row / 5 - 5;  // box at (-8, 2, 5)
-      const bool in_3d = column < 64 && c3 < 64 && y >= 0 && y < 4 && z >= 0 && z < 4;
+      const int c3 = column - 8, y = row % 5 - 2, z = row / 5 - 5;  // box at (8, 2, 5)
+      const bool in_3d = column < 64 && c3 >= 0 && y >= 0 && y < 4 && z >= 0 && z < 4;
       const int want_3d = in_3d ? 0x8000 + (z * 4 + y) * 64 + c3 : 0xABCD;
       ASSERT_EQ(stored_3d[place], want_3d) << row << " " << column;
     }
@@ -73,18 +73,30 @@ TEST(PrimitivesSm90Test, TensorStoresClipBoxes) {
 }
 
 // What the hardware answers with a write outside the tensor or an illegal instruction.
-TEST(PrimitivesSm90Test, TensorStoresKeepToUnitsOfSixteenBytes) {
-  StartCase({2, 0.1});
-  CopyCase test = MakeCopyCase();
-  test.params.store_coordinates[1][0] = -4;
-  MOK_CHECK(Launch(primitives::CopyKernel(), test.params, {}).ok());
-  EXPECT_THAT(runtime::Synchronize().message(), HasSubstr("begins at byte -8"));
-
-  StartCase({2, 0.1});
-  test = MakeCopyCase();
-  test.params.store_2d = StoreMap(test.stored_2d, 2, 68);
-  MOK_CHECK(Launch(primitives::CopyKernel(), test.params, {}).ok());
-  EXPECT_THAT(runtime::Synchronize().message(), HasSubstr("rows of 136 bytes"));
+TEST(PrimitivesSm90Test, TensorStoresKeepToTheTensorInUnitsOfSixteenBytes) {
+  const auto message = [](auto change) {
+    StartCase({2, 0.1});
+    CopyCase test = MakeCopyCase();
+    change(test);
+    MOK_CHECK(Launch(primitives::CopyKernel(), test.params, {}).ok());
+    return runtime::Synchronize().message();
+  };
+  for (const int store : {0, 1}) {
+    const auto begin_at = [&](int32_t coordinate) {
+      return message([&](CopyCase& test) {  //
+        test.params.store_coordinates[store][0] = coordinate;
+      });
+    };
+    EXPECT_THAT(begin_at(4), HasSubstr("begins at byte 8, not a multiple of 16"));
+    EXPECT_THAT(begin_at(-4), HasSubstr("begins at byte -8, not a multiple of 16"));
+    EXPECT_THAT(begin_at(-8), HasSubstr("begins at byte -16, before its tensor"));
+    EXPECT_EQ(begin_at(0), "");
+    EXPECT_EQ(begin_at(64), "");  // beyond the tensor: stores nothing
+  }
+  const auto into_rows_of_68 = [](CopyCase& test) {
+    test.params.store_2d = StoreMap(test.stored_2d, 2, 68);
+  };
+  EXPECT_THAT(message(into_rows_of_68), HasSubstr("rows of 136 bytes"));
 }
 
 TEST(PrimitivesSm90Test, WarpFunctions) {

@@ -180,6 +180,21 @@ Status RunCopies(Results& results) {
   return OkStatus();
 }
 
+// The host seam's fills and copies of memory of a device that is not the current one, if there is
+// one.
+Status RunMemory(Results& results) {
+  constexpr size_t kBytes = 4096, kHalf = kBytes / 2;
+  MOK_ASSIGN_OR_RETURN(const int devices, runtime::DeviceCount());
+  MOK_ASSIGN_OR_RETURN(void* memory,
+                       runtime::AllocateDevice(devices > 1 ? 1 : 0, kBytes, "memory"));
+  auto* const bytes = static_cast<unsigned char*>(memory);
+  MOK_RETURN_IF_ERROR(runtime::Fill(bytes, 0x5A, kBytes));
+  const std::vector<unsigned char> upper(kHalf, 0xC3);
+  MOK_RETURN_IF_ERROR(runtime::CopyToDevice(bytes + kHalf, upper.data(), kHalf));
+  Append(results, "memory.bytes", Agreement::kBits, bytes, kBytes);
+  return runtime::Free(memory);
+}
+
 Status RunMath(Results& results) {
   const primitives::MathParams p = MakeMathCase();
   MOK_RETURN_IF_ERROR(Launch(primitives::MathKernel(), p, {}));
@@ -198,6 +213,7 @@ Status RunMath(Results& results) {
 
 std::vector<ValidationCase> ValidationCases() {
   return {
+      {"memory", RunMemory},
       {"copies", RunCopies},
       {"math", RunMath},
       {"gemm_exact", [](Results& r) { return RunGroupedGemm("gemm_exact", true, r); }},
