@@ -1,13 +1,14 @@
 // Checks and times the forward kernel on Hopper GPUs.
 //
 //   forward_gpu_main [small] [model] [traffic] [--shape=kimi] [--comm_sms=0] [--minibatch=0]
-//                    [--macrobatch=0] [--sms=0] [--passes=20] [--virtual]
+//                    [--macrobatch=0] [--sms=0] [--passes=20] [--virtual] [--device_schedule]
 //
 // small:   the layers of the emulator's test, against float64, on one GPU (1, 2 and 8 virtual
 //          ranks) and, if there are two, on two.
 // model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
 //          tokens against float64, repeats bit for bit, time per pass. --virtual: also 2 and 8
-//          virtual ranks on one GPU.
+//          virtual ranks on one GPU. --device_schedule: every pass, timed ones too, builds its
+//          schedule first.
 // The exit status is 1 if any check fails.
 #include <algorithm>
 #include <chrono>
@@ -32,6 +33,7 @@ constexpr double kLinkGigabytes = 372;
 
 struct Flags {
   bool small = false, model = false, traffic = false, virtual_ranks = false;
+  bool device_schedule = false;
   std::string shape;
   int passes = 20;
   ForwardOptions forward;
@@ -72,6 +74,7 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
   Tensor expected;
   for (const int32_t comm_sms : {0, 4}) {
     options.forward.num_comm_sms = comm_sms;
+    options.device_schedule = comm_sms == 0;
     DeviceLayer layer(data, options, ForwardKernelOf);
     const std::string label = StrCat(name, ", comm SMs ", comm_sms);
     for (int repeat = 0; repeat < 3; ++repeat) {
@@ -152,6 +155,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
   DeviceLayerOptions options;
   options.own_devices = own_devices;
   options.forward = flags.forward;
+  options.device_schedule = flags.device_schedule;
   DeviceLayer layer(data, options, ForwardKernelOf);
   std::printf("     %s\n", layer.config(0).ToString().c_str());
   Tensor expected;
@@ -206,6 +210,8 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
     flags.traffic = true;
   } else if (name == "--virtual") {
     flags.virtual_ranks = true;
+  } else if (name == "--device_schedule") {
+    flags.device_schedule = true;
   } else if (name == "--shape") {
     flags.shape = value;
   } else if (name == "--passes") {

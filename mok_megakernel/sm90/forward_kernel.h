@@ -93,6 +93,7 @@ template <class Config>
 MOK_KERNEL(kForwardThreads, 1)
 ForwardKernel(MOK_GRID_CONSTANT(ForwardParams) p) {
   using namespace forward_internal;
+  static_assert(sizeof(ForwardStorage<Config>) <= kMaxBlockSharedBytes);
   MOK_SHARED_STORAGE(ForwardStorage<Config>, s);
   const int warp = static_cast<int>(ThreadIndex().x) / 32;
   Initialize(p, s, warp);

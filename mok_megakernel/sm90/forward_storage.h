@@ -67,6 +67,7 @@ struct ForwardStorage {
   uint64_t chunk_full[kForwardWarps];  // of each exchange warp: bulk load -> the warp
   ProgramView program;                 // written before the roles start
 };
+inline constexpr size_t kMaxBlockSharedBytes = 232448;  // 227 KiB, of sm_90
 
 // A role's waits, and what to report while it works on a task.
 MOK_DEVICE DeviceWait WaitOf(const ForwardParams& p, ForwardRole role) {

@@ -221,6 +221,18 @@ TEST(ForwardTest, PassesFollowEachOther) {
   }
 }
 
+// Schedule kernel and forward kernel in one stream: the host never learns how many rows there are.
+TEST(ForwardTest, ScheduleOfTheDevice) {
+  DeviceLayerOptions options = TwoBlocks();
+  LayerSpec spec = LongLayer();
+  options.forward.macrobatch_rows = 256;
+  const Tensor expected = RunForward(LayerData(spec), options);
+  options.device_schedule = true;
+  EXPECT_EQ(ExpectForward(spec, options, "two GPUs"), expected);
+  options.own_devices = false;
+  EXPECT_EQ(ExpectForward(spec, options, "two virtual ranks"), expected);
+}
+
 TEST(ForwardTest, DeadRankIsNamed) {
   const LayerSpec spec = SmallLayer();
   const LayerData data(spec);

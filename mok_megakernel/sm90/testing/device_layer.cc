@@ -50,6 +50,7 @@ DeviceLayer::DeviceLayer(const LayerData& data, const DeviceLayerOptions& option
     AllocateOutputs(rank);
     UploadSchedule(rank);
   }
+  if (options.device_schedule) PrepareDeviceSchedule();
   for (int rank = 0; rank < num_ranks(); ++rank) Connect(rank);
 }
 
@@ -208,6 +209,22 @@ void DeviceLayer::UploadSchedule(int index) {
   rank.arguments.schedule = layout.At(Upload(rank.device, host.data(), host.size(), "schedule"));
 }
 
+void DeviceLayer::PrepareDeviceSchedule() {
+  std::vector<ScheduleRank> schedule_ranks;
+  for (int index = 0; index < num_ranks(); ++index) {
+    const Rank& rank = ranks_[index];
+    const ForwardArguments::Tokens& tokens = rank.arguments.tokens;
+    schedule_ranks.push_back({rank.device, rank.stream, tokens.expert_ids, tokens.id_bytes,
+                              tokens.num_tokens, rank.shape.num_local_experts,
+                              rank.config.macrobatch_blocks});
+  }
+  schedules_ =
+      std::make_unique<ScheduleRanksOnDevice>(schedule_ranks, data_.spec.topk, options_.timeout_ns);
+  for (int index = 0; index < num_ranks(); ++index) {
+    ranks_[index].arguments.schedule = schedules_->schedule(index);
+  }
+}
+
 void DeviceLayer::Connect(int index) {
   Rank& rank = ranks_[index];
   for (int peer = 0; peer < num_ranks(); ++peer) {
@@ -241,7 +258,20 @@ Status DeviceLayer::Launch(int index, ForwardMode mode) {
   return Launch(index, mode, kernel_of_(ranks_[index].config.order));
 }
 
+Status DeviceLayer::LaunchSchedules() const {
+  if (schedules_ == nullptr) return OkStatus();
+  const bool together = options_.own_devices || num_ranks() == 1;
+  for (const ScheduleSteps steps : {ScheduleSteps::kStage, ScheduleSteps::kBuild}) {
+    if (together && steps == ScheduleSteps::kBuild) continue;
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      MOK_RETURN_IF_ERROR(schedules_->Launch(rank, together ? ScheduleSteps::kAll : steps));
+    }
+  }
+  return OkStatus();
+}
+
 Status DeviceLayer::LaunchAll() {
+  MOK_RETURN_IF_ERROR(LaunchSchedules());
   if (options_.own_devices || num_ranks() == 1) {
     for (int rank = 0; rank < num_ranks(); ++rank) {
       MOK_RETURN_IF_ERROR(Launch(rank, ForwardMode::kWhole));
@@ -265,7 +295,7 @@ Status DeviceLayer::CheckRecords() const {
   for (const Rank& rank : ranks_) {
     MOK_RETURN_IF_ERROR(CheckForwardRecord(*rank.arguments.record));
   }
-  return OkStatus();
+  return schedules_ != nullptr ? schedules_->Check() : OkStatus();
 }
 
 Tensor DeviceLayer::Out() const {

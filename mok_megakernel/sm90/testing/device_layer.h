@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "mok_megakernel/layer_test_support.h"
 #include "mok_megakernel/sm90/forward_launch.h"
+#include "mok_megakernel/sm90/testing/schedule_ranks_on_device.h"
 
 namespace mok::testing {
 
@@ -21,6 +24,8 @@ struct DeviceLayerOptions {
   uint32_t chunk_bytes = 0;
   uint64_t push_interval_ns = 0;
   int32_t id_bytes = 8;
+  // The schedule kernel builds the tables before every pass; else the host has built them once.
+  bool device_schedule = false;
   uint64_t timeout_ns = 2'000'000'000;
 };
 
@@ -85,11 +90,15 @@ class DeviceLayer {
   void AllocateOutputs(int rank);
   void UploadSchedule(int rank);
   void Connect(int rank);
+  void PrepareDeviceSchedule();
+
+  Status LaunchSchedules() const;
 
   const LayerData& data_;
   const DeviceLayerOptions options_;
   KernelOf kernel_of_;
   std::vector<Rank> ranks_;
+  std::unique_ptr<ScheduleRanksOnDevice> schedules_;  // with device_schedule
   std::vector<void*> allocations_;
   std::vector<std::pair<void*, size_t>> poisoned_;
 };

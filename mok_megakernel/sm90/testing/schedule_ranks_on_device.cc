@@ -1,0 +1,100 @@
+#include "mok_megakernel/sm90/testing/schedule_ranks_on_device.h"
+
+#include <algorithm>
+
+#include "mok_core/device/runtime.h"
+#include "mok_schedule/routing_table.h"
+
+namespace mok::testing {
+namespace {
+
+constexpr int kGridBlocks = 2;
+
+void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
+
+}  // namespace
+
+void* ScheduleRanksOnDevice::Allocate(int device, int64_t bytes, const char* name, bool zero) {
+  StatusOr<void*> memory = runtime::AllocateDevice(device, static_cast<size_t>(bytes), name);
+  MOK_CHECK(memory.ok()) << memory.status();
+  if (zero) MustSucceed(runtime::Fill(memory.value(), 0, static_cast<size_t>(bytes)));
+  allocations_.push_back(memory.value());
+  return memory.value();
+}
+
+void* ScheduleRanksOnDevice::AllocateMapped(size_t bytes, const char* name) {
+  StatusOr<void*> memory = runtime::AllocateMappedHost(bytes, name);
+  MOK_CHECK(memory.ok()) << memory.status();
+  allocations_.push_back(memory.value());
+  return memory.value();
+}
+
+ScheduleRanksOnDevice::ScheduleRanksOnDevice(const std::vector<ScheduleRank>& ranks, int topk,
+                                             uint64_t timeout_ns)
+    : ranks_(ranks), params_(ranks.size()) {
+  const auto ep_size = static_cast<int32_t>(ranks.size());
+  int64_t max_tokens = 0, total_tokens = 0;
+  int32_t num_experts = 0;
+  for (const ScheduleRank& rank : ranks) {
+    max_tokens = std::max(max_tokens, rank.num_tokens);
+    total_tokens += rank.num_tokens;
+    num_experts += rank.num_local_experts;
+  }
+  const ScheduleExchangeLayout exchange(ep_size, max_tokens, topk);
+  std::vector<std::byte*> regions;
+  for (const ScheduleRank& rank : ranks) {
+    regions.push_back(
+        static_cast<std::byte*>(Allocate(rank.device, exchange.bytes(), "region", true)));
+  }
+  int32_t first_expert = 0;
+  for (int32_t index = 0; index < ep_size; ++index) {
+    const ScheduleRank& rank = ranks[index];
+    for (const ScheduleRank& peer : ranks) {
+      MustSucceed(runtime::EnablePeerAccess(rank.device, peer.device));
+    }
+    ScheduleParams& params = params_[index];
+    params.tokens = {rank.expert_ids, rank.num_tokens, rank.id_bytes};
+    params.layer = {index, ep_size, topk, num_experts, first_expert};
+    first_expert += rank.num_local_experts;
+    const auto table_bytes = static_cast<int64_t>(regions.size() * sizeof(std::byte*));
+    void* table = Allocate(rank.device, table_bytes, "regions", false);
+    MustSucceed(runtime::CopyToDevice(table, regions.data(), static_cast<size_t>(table_bytes)));
+    params.exchange = {static_cast<std::byte* const*>(table), exchange};
+    const int64_t capacity = std::max<int64_t>(
+        RoutingTableCapacityRows(total_tokens, topk, rank.num_local_experts), kRowBlock);
+    const DeviceScheduleLayout layout(capacity, rank.num_local_experts, rank.macrobatch_blocks);
+    params.schedule = layout.At(Allocate(rank.device, layout.bytes(), "schedule", false));
+    const ScheduleScratchLayout scratch(ep_size, std::max<int64_t>(max_tokens, 1), topk,
+                                        rank.num_local_experts, kGridBlocks);
+    params.scratch = scratch.At(Allocate(rank.device, scratch.bytes(), "scratch", false));
+    params.state = static_cast<ScheduleState*>(
+        Allocate(rank.device, sizeof(ScheduleState), "schedule state", true));
+    params.error = static_cast<ScheduleErrorRecord*>(
+        AllocateMapped(sizeof(ScheduleErrorRecord), "schedule error"));
+    params.wait = {
+        static_cast<DeviceWaitRecord*>(AllocateMapped(sizeof(DeviceWaitRecord), "wait record")),
+        static_cast<uint32_t*>(Allocate(rank.device, sizeof(uint32_t), "abort flag", true)),
+        timeout_ns, index};
+  }
+}
+
+ScheduleRanksOnDevice::~ScheduleRanksOnDevice() {
+  for (void* allocation : allocations_) MustSucceed(runtime::Free(allocation));
+}
+
+Status ScheduleRanksOnDevice::Launch(int rank, ScheduleSteps steps) const {
+  ScheduleParams params = params_[rank];
+  params.steps = steps;
+  return LaunchSchedule(GetScheduleKernel(), params,
+                        {kGridBlocks, ranks_[rank].device, ranks_[rank].stream});
+}
+
+Status ScheduleRanksOnDevice::Check() const {
+  for (const ScheduleParams& params : params_) {
+    MOK_RETURN_IF_ERROR(CheckDeviceWaitRecord(*params.wait.record));
+    if (params.error->state != 0) return InvalidArgumentError("the schedule kernel found an error");
+  }
+  return OkStatus();
+}
+
+}  // namespace mok::testing
