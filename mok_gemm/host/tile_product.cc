@@ -22,6 +22,9 @@ constexpr int64_t kUnitPitch = TileProduct::kMaxTile + kPadding;
 // prefetching follows the rows of b well; the short rows of the other products it does not.
 constexpr int kMinNtRowsToPrefetch = 48;
 
+// Up to this K, putting an NT product upright costs more than packing the larger operand.
+constexpr int64_t kMaxUprightDepth = 256;
+
 }  // namespace
 
 TileProduct::TileProduct(const KernelTable& kernels)
@@ -184,13 +187,39 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
 }
 
 void TileProduct::MultiplyNt(const Product& product) {
+  if (product.depth <= kMaxUprightDepth) {
+    MultiplyNtUpright(product);
+    return;
+  }
   MultiplyNtInto(product, &product.b, 1);
-  if (product.destination.data == nullptr) return;
   kernels_.store_transposed({.c = transposed_.get(),
                              .c_stride = kMaxNtRows,
                              .rows = product.rows,
                              .columns = product.columns,
                              .destination = product.destination});
+}
+
+// The same bits with a as the broadcast operand: b, which is larger, has to be packed, but the
+// product comes out upright.
+void TileProduct::MultiplyNtUpright(const Product& product) {
+  ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+    const Rows rows = MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows,
+                               block.depth, rows_.get());
+    ForEachPanel(product.columns, [&](int first, int columns, const auto&) {
+      kernels_.pack_transposed({.source = At(product.b, first, block.k),
+                                .stride = product.b.stride,
+                                .depth = block.depth,
+                                .count = columns,
+                                .packed = panel_.get()});
+      MultiplyPanel(rows, {.num_columns = columns,
+                           .to_pack = {},
+                           .c = accumulators_.get() + first,
+                           .c_stride = kMaxTile,
+                           .accumulate = block.k > 0,
+                           .destination = Finish(product, block, first),
+                           .prefetch = {}});
+    });
+  });
 }
 
 void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {

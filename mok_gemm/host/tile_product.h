@@ -47,9 +47,8 @@ class TileProduct {
   // The accumulators of MultiplyNn and MultiplyTn, [rows, columns], rows kMaxTile floats apart: the
   // result of a product without destination. Writable: see Product::accumulate.
   float* accumulators() const { return accumulators_.get(); }
-  // The accumulators of MultiplyNt, [columns, rows], kMaxNtRows floats apart.
+  // The two results of MultiplyNtTwice, [columns, rows], kMaxNtRows floats apart.
   const float* transposed() const { return transposed_.get(); }
-  // The second ones of MultiplyNtTwice.
   const float* transposed_second() const { return transposed_.get() + kSecond * kMaxNtRows; }
 
   struct Product {
@@ -64,7 +63,7 @@ class TileProduct {
     PrefetchList epilogue = {};
   };
 
-  // a b^T for a [rows, depth], b [columns, depth]; rows <= kMaxNtRows.
+  // a b^T for a [rows, depth], b [columns, depth]; rows <= kMaxNtRows. Needs a destination.
   void MultiplyNt(const Product& product);
 
   // a b^T into transposed() and a c^T into transposed_second(), c of the shape and stride of b,
@@ -128,6 +127,7 @@ class TileProduct {
                         float* packed) const;
   // The NT products with num_rights right operands into transposed_.
   void MultiplyNtInto(const Product& product, const Operand* rights, int num_rights);
+  void MultiplyNtUpright(const Product& product);
   // Multiplies `rows` with the columns of product.b, K-major, in the K block.
   void MultiplyColumns(const Product& product, const DepthBlock& block, const Rows& rows,
                        const PrefetchList& fetch) const;

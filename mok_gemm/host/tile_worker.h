@@ -22,9 +22,9 @@ namespace mok {
 
 class TileWorkerImpl;
 
-// One per thread (not thread-safe); owns about 0.7 MiB of packing scratch. Nothing survives from one
-// tile to the next: operands are packed K block by K block while they are multiplied, so there is no
-// weight cache that a caller would have to invalidate.
+// One per thread (not thread-safe); owns about 0.7 MiB of packing scratch. Nothing survives from
+// one tile to the next: operands are packed K block by K block while they are multiplied, so there
+// is no weight cache that a caller would have to invalidate.
 class TileWorker {
  public:
   // `isa` must be supported and `dtype` kBf16 or kFp32 (checked: a violation ends the process).
