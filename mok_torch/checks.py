@@ -100,6 +100,11 @@ def refuse_forward_mode(name: str, value: Tensor, function: str):
         )
 
 
+def require_contiguous(name: str, value: Tensor):
+    if not value.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {value.stride()}")
+
+
 def require_dtype(name: str, value: Tensor, dtype: torch.dtype, reason: str = ""):
     if value.dtype != dtype:
         raise TypeError(f"{name}: expected {dtype}{reason}, got {value.dtype}")

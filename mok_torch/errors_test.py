@@ -245,6 +245,8 @@ def test_ranks_that_disagree_about_the_layer(field):
         ({"hidden_size": 33}, "hidden_size: expected a multiple of 8, got 33"),
         ({"num_local_tokens": -1}, "num_local_tokens: expected 0 to"),
         ({"device": "meta"}, "device: expected cpu"),
+        ({"device": "garbage"}, "device: expected cpu, got 'garbage'"),
+        ({"device": None}, "device: expected cpu, got None"),
     ],
 )
 @pytest.mark.parametrize("create", [functional.create_workspace, functional.get_workspace])
@@ -256,6 +258,32 @@ def test_ranks_that_disagree_about_the_workspace(create, options, text):
         assert create(CONFIG, member, **correct).ep_size == 3
 
     run_on_ranks(on_rank, 3)
+
+
+class _BadConfig(MoKConfig):
+    """A config that breaks in a way that no check foresees, with an error that does not pickle."""
+
+    @property
+    def timeout_seconds(self):
+        class LocalError(Exception):
+            pass
+
+        raise LocalError("surprise")
+
+
+@pytest.mark.parametrize("create", [functional.create_workspace, functional.get_workspace])
+def test_an_unforeseen_error_reaches_every_rank(create):
+    bad = object.__new__(_BadConfig)
+
+    def on_rank(member, rank):
+        correct = {"num_local_tokens": 12, "hidden_size": 32, "topk": 2}
+        with pytest.raises(Exception, match="surprise") as caught:
+            create(bad if rank == 1 else CONFIG, member, **correct)
+        if rank == 0:
+            assert str(caught.value) == "rank 1: LocalError: surprise"
+        assert create(CONFIG, member, **correct).ep_size == 2
+
+    run_on_ranks(on_rank, 2)
 
 
 def test_a_rank_that_does_not_come_is_named():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from mok_torch.checks import (
     check_num_experts,
     check_swiglu_limit,
     check_topk_idx,
+    require_contiguous,
     require_dtype,
     require_shape,
     require_tensor,
@@ -24,7 +26,10 @@ from mok_torch.config import MoKConfig
 from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
 from mok_torch.plan import Plan, make_plan
-from mok_torch.workspace import Workspace
+from mok_torch.workspace import Workspace, check_integer, require_workspace
+
+# Bounds what a mistyped num_local_experts can make the planning allocate.
+MAX_LOCAL_EXPERTS = 2**20
 
 
 class Schedule:
@@ -37,14 +42,20 @@ class Schedule:
         num_macrobatches, num_rows, num_row_blocks, minibatch_rows, ring_rows.
     """
 
-    def __init__(self, engine: _C.Schedule, plan: Plan):
+    def __init__(self, engine: _C.Schedule, plan: Plan, workspace: Workspace):
         self.engine = engine
         self.plan = plan
+        self.place = _place(workspace)
         self.info = engine.info()
 
     def tokens_per_expert(self) -> Tensor:
         """int64 [El]: routes of all ranks that lead to each expert of this rank."""
         return torch.tensor(self.engine.tokens_per_expert(), dtype=torch.int64)
+
+
+def _place(workspace: Workspace) -> str:
+    """What a schedule has in common with every workspace that it may be used with."""
+    return f"rank {workspace.rank} of {workspace.ep_size} with K = {workspace.topk}"
 
 
 @dataclasses.dataclass
@@ -55,10 +66,12 @@ class ForwardContext:
       ring: the activations that are kept.
       kept_macrobatches: 1: the ring is what the forward left. 0: the backward has consumed it, or
         recompute_forward_context made it, and the next backward recomputes everything.
+      swiglu_limit: the forward's; 0: none. The backward must be given the same.
     """
 
     ring: Ring
     kept_macrobatches: int
+    swiglu_limit: float = 0.0
 
 
 class MainGrads(NamedTuple):
@@ -88,9 +101,10 @@ def build_schedule(
 
     Args:
       top_experts: int64 (or int32) [T, K], global expert ids in [-1, E); -1: no route.
-      num_local_experts: El, the experts of this rank.
+      num_local_experts: El, the experts of this rank: 0 to 2^20.
       num_experts: see moe.
     """
+    require_workspace(workspace)
     with workspace.reporting_errors(_C.OP_SCHEDULE):
         config = _check_config(config)
         check_num_experts(num_experts)
@@ -98,17 +112,12 @@ def build_schedule(
         leading = top_experts.shape[:-1]
         routes = check_topk_idx(top_experts, leading, workspace.topk, EXPLICIT_NAMES)
         workspace.require_room("top_experts", routes.shape[0])
-        if isinstance(num_local_experts, bool) or not isinstance(num_local_experts, int):
-            raise TypeError(
-                f"num_local_experts: expected an int, got {type(num_local_experts).__name__}"
-            )
-        if num_local_experts < 0:
-            raise ValueError(f"num_local_experts: expected >= 0, got {num_local_experts}")
+        check_integer("num_local_experts", num_local_experts, 0, MAX_LOCAL_EXPERTS)
         ep_size = workspace.ep_size
         tokens = routes.shape[0] if ep_size == 1 else workspace.num_local_tokens * ep_size
         plan = make_plan(config, ep_size, tokens, workspace.topk, num_local_experts)
     engine = passes.build_schedule(workspace, plan, routes, num_local_experts, num_experts or 0)
-    return Schedule(engine, plan)
+    return Schedule(engine, plan, workspace)
 
 
 def forward(
@@ -144,6 +153,7 @@ def forward(
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
+    require_workspace(workspace)
     with workspace.reporting_errors(_C.OP_FORWARD), torch.no_grad():
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
@@ -151,7 +161,7 @@ def forward(
         ring = passes.new_ring(layer, schedule.plan.ring_rows)
         out = x.new_empty(x.shape)
     passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
-    return out, ForwardContext(ring, kept_macrobatches=1)
+    return out, ForwardContext(ring, kept_macrobatches=1, swiglu_limit=limit)
 
 
 def recompute_forward_context(
@@ -177,10 +187,12 @@ def recompute_forward_context(
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
+    require_workspace(workspace)
     _plan_of_call(config, schedule)
-    check_swiglu_limit(swiglu_limit)
+    limit = check_swiglu_limit(swiglu_limit)
     layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
-    return ForwardContext(passes.new_ring(layer, schedule.plan.ring_rows), kept_macrobatches=0)
+    ring = passes.new_ring(layer, schedule.plan.ring_rows)
+    return ForwardContext(ring, kept_macrobatches=0, swiglu_limit=limit)
 
 
 def backward(
@@ -222,16 +234,17 @@ def backward(
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
+    require_workspace(workspace)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
-        _check_context(context, schedule, layer)
+        _check_context(context, schedule, layer, limit)
         require_tensor("d_output", d_output)
         require_dtype("d_output", d_output, x.dtype, " (the dtype of x)")
         require_shape("d_output", d_output, x.shape, "of x")
         d_tokens = d_output.reshape(layer.x.shape).contiguous()
-        grads = _make_grads(layer, weight_grad_dtype, main_grads or MainGrads())
+        grads = _make_grads(layer, weight_grad_dtype, _check_main_grads(main_grads))
     kept = context.kept_macrobatches
     if schedule.info.num_macrobatches > 1:
         context.kept_macrobatches = 0  # the pass overwrites the ring, even one that fails
@@ -269,6 +282,10 @@ def _plan_of_call(config: MoKConfig | None, schedule: Schedule) -> Plan:
 
 
 def _check_call(x, router_weights, routed, shared, workspace, schedule) -> LayerTensors:
+    if schedule.place != _place(workspace):
+        raise ValueError(
+            f"schedule: built for {schedule.place}, but the workspace is of {_place(workspace)}"
+        )
     layer = check_layer(x, router_weights, routed, shared, workspace, EXPLICIT_NAMES)
     if layer.num_tokens != schedule.info.num_tokens:
         raise ValueError(
@@ -282,18 +299,39 @@ def _check_call(x, router_weights, routed, shared, workspace, schedule) -> Layer
     return layer
 
 
-def _check_context(context, schedule: Schedule, layer: LayerTensors):
+def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limit: float):
     if not isinstance(context, ForwardContext):
         raise TypeError(f"context: expected a ForwardContext, got {type(context).__name__}")
-    shapes = passes.ring_shapes(
-        layer.x.shape[1],
-        schedule.plan.ring_rows,
-        layer.num_tokens,
-        layer.intermediate,
-        layer.shared_intermediate,
-    )
-    for name, given, shape in zip(Ring._fields, context.ring, shapes, strict=True):
-        require_shape(f"context.ring.{name}", given, shape, "of this schedule and layer")
+    if not isinstance(context.ring, Ring):
+        raise TypeError(f"context.ring: expected a Ring, got {type(context.ring).__name__}")
+    check_integer("context.kept_macrobatches", context.kept_macrobatches, 0, 1)
+    names = [f"context.ring.{name}" for name in Ring._fields]
+    passes.check_ring(names, context.ring, layer, schedule.plan.ring_rows)
+    if context.swiglu_limit != swiglu_limit:
+        raise ValueError(
+            f"swiglu_limit: the forward of this context had {context.swiglu_limit or None}, "
+            f"got {swiglu_limit or None}"
+        )
+
+
+def _check_main_grads(main_grads: MainGrads | None) -> MainGrads:
+    if main_grads is not None and not isinstance(main_grads, MainGrads):
+        raise TypeError(
+            f"main_grads: expected a MainGrads or None, got {type(main_grads).__name__}"
+        )
+    return MainGrads() if main_grads is None else main_grads
+
+
+def _refuse_shared_memory(main_grads: MainGrads):
+    """Raises if two buffers, all of them contiguous, overlap."""
+    spans = []
+    for name, buffer in zip(MainGrads._fields, main_grads, strict=True):
+        if buffer is not None and buffer.numel():
+            spans.append((buffer.data_ptr(), buffer.numel() * buffer.element_size(), name))
+    spans.sort(key=lambda span: span[0])
+    for (begin, size, name), (next_begin, _, other) in itertools.pairwise(spans):
+        if next_begin < begin + size:
+            raise ValueError(f"main_grads.{other}: shares memory with main_grads.{name}")
 
 
 def _make_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads) -> LayerGrads:
@@ -305,7 +343,7 @@ def _make_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads) -
     shared = layer.shared
     shared_weights = (None, None, None) if shared is None else shared[:3]
     has_scale = shared is not None and shared.scale is not None
-    return LayerGrads(
+    grads = LayerGrads(
         x=layer.x.new_empty(layer.x.shape),
         topk_weight=layer.topk_weight.new_empty(layer.topk_weight.shape),
         shared_scale=layer.topk_weight.new_empty(layer.num_tokens) if has_scale else None,
@@ -314,6 +352,8 @@ def _make_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads) -
         ),
         shared=_weight_grads(MainGrads._fields[3:], main_grads[3:], shared_weights, dtype),
     )
+    _refuse_shared_memory(main_grads)
+    return grads
 
 
 def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
@@ -332,6 +372,5 @@ def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
             raise TypeError(f"{name}: expected torch.float32 or {weight.dtype}, got {buffer.dtype}")
         require_dtype(name, buffer, buffers[0].dtype, f" (the dtype of main_grads.{names[0]})")
         require_shape(name, buffer, weight.shape, "of the weight")
-        if not buffer.is_contiguous():
-            raise ValueError(f"{name}: expected a contiguous tensor, got strides {buffer.stride()}")
+        require_contiguous(name, buffer)
     return WeightGrads(*buffers, accumulate=True)

@@ -277,6 +277,13 @@ def test_lazy_zeros():
             "main_grads.routed_gate: expected a contiguous",
         ),
         ({"shared_scale": torch.zeros(7)}, ValueError, "shared_scale: expected shape"),
+        (
+            {"main_grads": MainGrads(*[torch.zeros(5, 40, 64)] * 2, torch.zeros(5, 64, 40))},
+            ValueError,
+            "main_grads.routed_up: shares memory with main_grads.routed_gate",
+        ),
+        ({"main_grads": [None] * 6}, TypeError, "main_grads: expected a MainGrads or None"),
+        ({"swiglu_limit": 7.0}, ValueError, "swiglu_limit: the forward .* had None, got 7.0"),
     ],
 )
 def test_wrong_backward_options(change, error, text):
@@ -303,3 +310,76 @@ def test_arguments_that_do_not_fit_the_schedule():
     with pytest.raises(TypeError, match="schedule: expected a Schedule, got NoneType"):
         layer.schedule = None
         layer.forward()
+
+
+WRONG_RINGS = {
+    "list": (tuple, TypeError, "context.ring: expected a Ring, got tuple"),
+    "none": (lambda ring: ring._replace(up=None), TypeError, "context.ring.up: expected a torch"),
+    "dtype": (
+        lambda ring: ring._replace(gate=ring.gate.to(torch.float8_e4m3fn)),
+        TypeError,
+        r"context.ring.gate: expected torch.bfloat16 \(the dtype of x\), got torch.float8",
+    ),
+    "device": (
+        lambda ring: ring._replace(x=ring.x.to("meta")),
+        ValueError,
+        "context.ring.x: expected device cpu, got meta",
+    ),
+    "expanded": (
+        lambda ring: ring._replace(shared_up=ring.shared_up[:1].expand(ring.shared_up.shape)),
+        ValueError,
+        "context.ring.shared_up: expected a contiguous",
+    ),
+    "short": (
+        lambda ring: ring._replace(shared_gate=ring.shared_gate[1:]),
+        ValueError,
+        "context.ring.shared_gate: expected shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_RINGS)
+def test_a_ring_that_the_engine_may_not_touch(wrong):
+    change, error, text = WRONG_RINGS[wrong]
+    layer = Layer(config=CONFIGS["small ring"])
+    _, context = layer.forward()
+    with pytest.raises(error, match=text):
+        layer.backward(dataclasses.replace(context, ring=change(context.ring)))
+    assert_equal(layer.backward(context), layer.autograd()[1])
+
+
+def test_wrong_members_of_a_context():
+    layer = Layer()
+    _, context = layer.forward()
+    with pytest.raises(TypeError, match="context: expected a ForwardContext, got tuple"):
+        layer.backward(tuple(context.ring))
+    with pytest.raises(TypeError, match=r"context.kept_macrobatches: expected an int, got str"):
+        layer.backward(dataclasses.replace(context, kept_macrobatches="1"))
+    with pytest.raises(ValueError, match=r"context.kept_macrobatches: expected 0 to 1, got 2"):
+        layer.backward(dataclasses.replace(context, kept_macrobatches=2))
+
+
+def test_a_workspace_is_required_and_must_fit_the_schedule():
+    layer = Layer()
+    _, context = layer.forward()
+    other = create_workspace(None, num_local_tokens=150, hidden_size=64, topk=CASE.topk + 1)
+    layer.workspace = other
+    for call in (layer.forward, layer.recompute, lambda: layer.backward(context)):
+        with pytest.raises(ValueError, match="schedule: built for rank 0 of 1 with K = "):
+            call()
+    layer.workspace = None
+    for call in (layer.forward, layer.recompute, lambda: layer.backward(context)):
+        with pytest.raises(TypeError, match="workspace: expected a Workspace, got NoneType"):
+            call()
+    routes = layer.batch.topk_idx
+    with pytest.raises(TypeError, match="workspace: expected a Workspace, got NoneType"):
+        functional.build_schedule(None, None, routes, num_local_experts=5)
+
+
+@pytest.mark.parametrize("count, error", [(-1, ValueError), (2**31, ValueError), (5.0, TypeError)])
+def test_num_local_experts_is_checked_before_anything_is_allocated(count, error):
+    layer = Layer()
+    with pytest.raises(error, match="num_local_experts: expected"):
+        functional.build_schedule(
+            layer.workspace, None, layer.batch.topk_idx, num_local_experts=count
+        )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mok_torch import _C
-from mok_torch.checks import LayerTensors
+from mok_torch.checks import (
+    LayerTensors,
+    require_contiguous,
+    require_dtype,
+    require_shape,
+    require_tensor,
+)
 from mok_torch.dtypes import ENGINE_DTYPES
 from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.plan import Plan, engine_config
@@ -38,15 +45,32 @@ def ring_shapes(
     return (ring_rows, hidden), rows, rows, shared, shared
 
 
-def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:
-    """A ring for this layer's forward, filled with zeros."""
-    shapes = ring_shapes(
+def _layer_ring_shapes(layer: LayerTensors, ring_rows: int) -> tuple[tuple[int, int], ...]:
+    return ring_shapes(
         layer.x.shape[1],
         ring_rows,
         layer.num_tokens,
         layer.intermediate,
         layer.shared_intermediate,
     )
+
+
+def check_ring(names: Sequence[str], ring: Ring, layer: LayerTensors, ring_rows: int):
+    """Raises unless the engine may read and write the ring of this layer at its addresses.
+
+    names: of the five tensors, for the error.
+    """
+    shapes = _layer_ring_shapes(layer, ring_rows)
+    for name, tensor, shape in zip(names, ring, shapes, strict=True):
+        require_tensor(name, tensor)
+        require_dtype(name, tensor, layer.x.dtype, " (the dtype of x)")
+        require_shape(name, tensor, shape, "of this schedule and layer")
+        require_contiguous(name, tensor)
+
+
+def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:
+    """A ring for this layer's forward, filled with zeros."""
+    shapes = _layer_ring_shapes(layer, ring_rows)
     routes = layer.topk_weight.numel()
     dense = 2 * routes >= ring_rows
     routed = [lazy_zeros(shape, layer.x.dtype, dense) for shape in shapes[:3]]
@@ -189,5 +213,7 @@ def save_schedule(schedule: _C.Schedule, num_words: int) -> Tensor:
 
 def load_schedule(words: Tensor) -> _C.Schedule:
     """The schedule that save_schedule wrote."""
+    require_tensor("schedule_words", words)
+    require_dtype("schedule_words", words, torch.int32)
     words = words.contiguous()
     return _C.Schedule.load(words.data_ptr(), words.numel())

@@ -41,11 +41,22 @@ class _Request:
     has_cached: bool = False  # a usable workspace of these shapes is in this rank's cache
 
 
-def _check_integer(name: str, value, lowest: int):
+def check_integer(name: str, value, lowest: int, highest: int = 2**31 - 1):
+    """Raises TypeError or ValueError unless value is an int of that range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-    if not lowest <= value < 2**31:
-        raise ValueError(f"{name}: expected {lowest} to {2**31 - 1}, got {value}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name}: expected {lowest} to {highest}, got {value}")
+
+
+def _portable(answer: _Request | Exception) -> _Request | Exception:
+    """The answer as any process can read it: an exception of another type may not survive."""
+    if isinstance(answer, _Request):
+        return answer
+    for kind in (TypeError, ValueError):
+        if isinstance(answer, kind):
+            return kind(str(answer))
+    return RuntimeError(f"{type(answer).__name__}: {answer}")
 
 
 def _agree(group, make_request: Callable[[], _Request]) -> _Request:
@@ -56,10 +67,10 @@ def _agree(group, make_request: Callable[[], _Request]) -> _Request:
     try:
         answer: _Request | Exception = make_request()
         timeout_seconds = answer.timeout_seconds
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # the other ranks are waiting, whatever it is
         answer = error
         timeout_seconds = MoKConfig().timeout_seconds
-    answers = group.exchange(answer, timeout_seconds)
+    answers = group.exchange(_portable(answer), timeout_seconds)
     if isinstance(answer, Exception):
         raise answer
     for peer, given in enumerate(answers):
@@ -133,7 +144,7 @@ class Workspace:
         """
 
         def request() -> _Request:
-            _check_integer("num_local_tokens", num_local_tokens, 0)
+            check_integer("num_local_tokens", num_local_tokens, 0)
             shapes = (self.hidden_size, self.topk, self.dtype, num_local_tokens)
             return _Request(*shapes, self.timeout_seconds)
 
@@ -264,21 +275,35 @@ def get_workspace(
         return cache[key]
 
 
+def _check_device(device):
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: expected cpu, got {device!r}") from error
+    if kind != "cpu":
+        raise ValueError(f"device: expected cpu (this build has no other backend), got {device}")
+
+
 def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens) -> _Request:
-    """Raises TypeError or ValueError for what is wrong whatever the other ranks ask for."""
+    """Raises TypeError or ValueError for what is wrong, whatever the other ranks ask for."""
     config = MoKConfig() if config is None else config
     if not isinstance(config, MoKConfig):
         raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
-    if torch.device(device).type != "cpu":
-        raise ValueError(f"device: expected cpu (this build has no other backend), got {device}")
-    _check_integer("num_local_tokens", tokens, 0)
-    _check_integer("hidden_size", hidden_size, 8)
-    _check_integer("topk", topk, 1)
+    _check_device(device)
+    check_integer("num_local_tokens", tokens, 0)
+    check_integer("hidden_size", hidden_size, 8)
+    check_integer("topk", topk, 1)
     if hidden_size % 8:
         raise ValueError(f"hidden_size: expected a multiple of 8, got {hidden_size}")
-    if dtype not in ENGINE_DTYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in ENGINE_DTYPES:
         raise TypeError(f"dtype: expected {describe_dtypes()}, got {dtype}")
     return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds)
+
+
+def require_workspace(workspace):
+    """Nothing can be reported to other ranks without one."""
+    if not isinstance(workspace, Workspace):
+        raise TypeError(f"workspace: expected a Workspace, got {type(workspace).__name__}")
 
 
 def default_workspace(hidden_size: int, topk: int, dtype: torch.dtype) -> Workspace:
