@@ -10,6 +10,9 @@ namespace {
 // Units of a K block. With 32 columns a panel is 32 KiB and stays in the 48 KiB L1 data cache of
 // current cores, while groups of 13 rows, 13 KiB each, pass by.
 constexpr int64_t kBlockUnits = 256;
+// Where an operand is K-major: its rows often lie a large power of two apart and then share few
+// sets of the L2 cache, which must hold a block from its prefetch to its use.
+constexpr int64_t kBlockUnitsKMajor = 128;
 constexpr int64_t kMaxPanelColumns = 32;
 
 // Packed rows, or packed units of all rows, are one cache line further apart than they are long, so
@@ -30,13 +33,13 @@ constexpr int64_t kMaxUprightDepth = 256;
 TileProduct::TileProduct(const KernelTable& kernels)
     : kernels_(kernels),
       panel_(kMaxPanelColumns * kBlockUnits),
-      rows_(std::max(kMaxTile * kRowPitch, kBlockUnits * kUnitPitch)),
+      rows_(std::max(kMaxTile * kRowPitch, kBlockUnitsKMajor * kUnitPitch)),
       transposed_(kMaxTile * kMaxNtRows),
       accumulators_(kMaxTile * kMaxTile) {}
 
 template <class Body>
-void TileProduct::ForEachDepthBlock(int64_t depth, const Body& body) const {
-  const int64_t block = kBlockUnits * kernels_.elements_per_unit;
+void TileProduct::ForEachDepthBlock(int64_t depth, int64_t units, const Body& body) const {
+  const int64_t block = units * kernels_.elements_per_unit;
   for (int64_t k = 0; k < depth; k += block) {
     const int64_t here = std::min(block, depth - k);
     body(DepthBlock{k, here, std::min(block, depth - k - here)});
@@ -149,7 +152,7 @@ void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) con
 // The rows of b are many and used once per tile, the rows of a are few: so b is the broadcast
 // operand, read where it lies, and only a is packed. The product comes out transposed.
 void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, int num_rights) {
-  ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+  ForEachDepthBlock(product.depth, kBlockUnits, [&](const DepthBlock& block) {
     const int64_t next = block.k + block.depth;
     Rows rows[2];
     PrefetchList fetch[2];
@@ -202,7 +205,7 @@ void TileProduct::MultiplyNt(const Product& product) {
 // The same bits with a as the broadcast operand: b, which is larger, has to be packed, but the
 // product comes out upright.
 void TileProduct::MultiplyNtUpright(const Product& product) {
-  ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+  ForEachDepthBlock(product.depth, kBlockUnits, [&](const DepthBlock& block) {
     const Rows rows = MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows,
                                block.depth, rows_.get());
     ForEachPanel(product.columns, [&](int first, int columns, const auto&) {
@@ -228,7 +231,7 @@ void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
 }
 
 void TileProduct::MultiplyNn(const Product& product) {
-  ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+  ForEachDepthBlock(product.depth, kBlockUnitsKMajor, [&](const DepthBlock& block) {
     const int64_t next = block.k + block.depth;
     const Rows rows = MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows,
                                block.depth, rows_.get());
@@ -243,7 +246,7 @@ void TileProduct::MultiplyNn(const Product& product) {
 
 // a is packed as well: [unit][rows], so that a row's units are one pitch apart.
 void TileProduct::MultiplyTn(const Product& product) {
-  ForEachDepthBlock(product.depth, [&](const DepthBlock& block) {
+  ForEachDepthBlock(product.depth, kBlockUnitsKMajor, [&](const DepthBlock& block) {
     const int64_t next = block.k + block.depth;
     PackArguments pack_a = Columns(product.a, block, 0, product.rows, rows_.get());
     pack_a.pitch = kUnitPitch;

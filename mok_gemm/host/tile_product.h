@@ -105,9 +105,9 @@ class TileProduct {
     PrefetchList prefetch;
   };
 
-  // Calls body(DepthBlock) for the K blocks in ascending order.
+  // Calls body(DepthBlock) for the K blocks of `units` units in ascending order.
   template <class Body>
-  void ForEachDepthBlock(int64_t depth, const Body& body) const;
+  void ForEachDepthBlock(int64_t depth, int64_t units, const Body& body) const;
   // Calls body(first, columns, share) for the panels of `count` columns; share(list) is the part of
   // a prefetch list that is this panel's to fetch.
   template <class Body>
