@@ -28,7 +28,9 @@ class Report:
     def __init__(self, num_steps: int, loss_log: str | None):
         self.history: list[dict] = []
         self._num_steps = num_steps
-        self._log = pathlib.Path(loss_log).open("w", encoding="utf-8") if loss_log else None  # noqa: SIM115
+        self._log = None
+        if loss_log:
+            self._log = pathlib.Path(loss_log).open("w", encoding="utf-8")  # noqa: SIM115
         self._console = rich.console.Console()
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed}/{task.total}"),

@@ -7,6 +7,7 @@ The ranks are processes of this machine; each holds a share of the experts and o
 same seed gives the same losses bit for bit.
 """
 
+import math
 import os
 import tempfile
 import time
@@ -28,7 +29,9 @@ from mok_torch.full_state import load_full_state_dict
 _OUTPUT = os.path.join(tempfile.gettempdir(), "train_lm")
 
 _RANKS = flags.DEFINE_integer("ranks", 2, "Processes that share the experts.", lower_bound=1)
-_EXPERTS = flags.DEFINE_integer("experts", 16, "Routed experts of each layer.", lower_bound=1)
+_EXPERTS = flags.DEFINE_integer(
+    "experts", 16, "Routed experts of each layer.", lower_bound=ModelConfig.top_k
+)
 _STEPS = flags.DEFINE_integer("steps", 400, "Optimizer steps.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 8, "Sequences of a step, over all ranks.", lower_bound=1)
 _PRECISION = flags.DEFINE_enum("precision", "bf16", ["bf16", "fp32"], "Of the MoE layers.")
@@ -48,11 +51,31 @@ def output_path(path: str | None) -> str | None:
 
 
 def check_flags(_) -> bool:
+    """Says what cannot work before anything runs. (For a validator, all flags have values.)"""
+    if not 0 < _LEARNING_RATE.value < math.inf:
+        raise flags.ValidationError(
+            f"--learning_rate must be finite and > 0, got {_LEARNING_RATE.value}"
+        )
+    for flag in (_LOSS_LOG, _CHECKPOINT, _PLOT):
+        _check_output(flag.name, output_path(flag.value))
     if _BATCH.value % _RANKS.value:
         raise flags.ValidationError(
             f"--batch must be a multiple of --ranks: {_BATCH.value} sequences, {_RANKS.value} ranks"
         )
     return True
+
+
+def _check_output(name: str, path: str | None) -> None:
+    if path is None:
+        return
+    folder = os.path.dirname(path) or os.curdir
+    if not os.path.isdir(folder):
+        raise flags.ValidationError(f"--{name}: there is no folder {folder}")
+    if os.path.isdir(path):
+        raise flags.ValidationError(f"--{name} must be a file, but {path} is a folder")
+    target = path if os.path.exists(path) else folder
+    if not os.access(target, os.W_OK):
+        raise flags.ValidationError(f"--{name}: {target} is not writable")
 
 
 def generate(checkpoint: dict, length: int, seed: int) -> str:

@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 from examples.train_lm import ranks, report, train_lm
 from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
 from examples.train_lm.model import LanguageModel, ModelConfig
-from examples.train_lm.trainer import Settings, learning_rate_share, train
+from examples.train_lm.trainer import Settings, learning_rate_share, train, validation_loss
 
 SMALL = ModelConfig(
     context=32,
@@ -105,6 +105,59 @@ def test_batch_must_divide_among_ranks():
     with flagsaver.flagsaver(batch=3, ranks=2):
         with pytest.raises(flags.ValidationError, match="multiple of --ranks: 3 sequences"):
             train_lm.check_flags(None)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"learning_rate": math.nan}, "--learning_rate must be finite and > 0, got nan"),
+        ({"learning_rate": 0.0}, "--learning_rate must be finite and > 0, got 0.0"),
+        ({"loss_log": "/nowhere/log.json"}, "--loss_log: there is no folder /nowhere"),
+        ({"checkpoint": "/nowhere/model.pt"}, "--checkpoint: there is no folder /nowhere"),
+        ({"plot": "/"}, "--plot must be a file, but / is a folder"),
+        # A folder that not even root may write to.
+        ({"plot": "/proc/self/curves.png"}, "--plot: /proc/self is not writable"),
+    ],
+)
+def test_flags_that_cannot_work_are_named(values, text):
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    with flagsaver.flagsaver(**values):
+        with pytest.raises(flags.ValidationError, match=text):
+            train_lm.check_flags(None)
+
+
+def test_fewer_experts_than_a_token_visits_are_a_flag_error():
+    with pytest.raises(flags.IllegalFlagValueError, match="experts"):
+        with flagsaver.flagsaver(experts=1):
+            pass
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_validation_takes_every_window_whatever_the_batch(tmp_path, num_ranks):
+    losses = []
+    for batch in (6, 66):  # a short last batch of 4; one batch larger than the 64 windows
+        ranks.launch(validate, num_ranks, batch, str(tmp_path / "loss"))
+        losses.append(float((tmp_path / "loss").read_text()))
+    model = untrained_model()
+    windows = Corpus.from_text(python_help_text()).validation_windows(64, SMALL.context)
+    assert len(windows) == 64
+    with torch.no_grad():
+        expected = float(model(windows).double().mean())
+    assert losses == [pytest.approx(expected, rel=1e-6)] * 2
+
+
+def untrained_model(group=None):
+    torch.manual_seed(3)
+    return LanguageModel(SMALL, group)
+
+
+def validate(rank, batch, path):
+    model = untrained_model(torch.distributed.group.WORLD)
+    loss = validation_loss(model, Corpus.from_text(python_help_text()), batch)
+    if rank == 0:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(repr(loss))
 
 
 def test_corpus():

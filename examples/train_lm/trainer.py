@@ -7,6 +7,7 @@ import os
 import time
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from examples.train_lm import ranks
@@ -60,7 +61,7 @@ def clip_gradients(model: LanguageModel, limit: float = 1.0) -> None:
     # One number an expert, so that it does not matter which rank holds it.
     parameters = model.expert_parameters()
     experts = torch.zeros(len(parameters), model.config.experts, dtype=torch.float64)
-    first, _ = model.moe_layers[0].owned_experts(torch.distributed.get_rank())
+    first, _ = model.moe_layers[0].owned_experts(dist.get_rank())
     for row, parameter in zip(experts, parameters, strict=True):
         for expert, gradient in enumerate(parameter.grad, start=first):
             row[expert] = _norm(gradient)
@@ -92,9 +93,15 @@ def mean_loss(losses: Tensor) -> float:
 def validation_loss(model: LanguageModel, corpus: Corpus, batch: int) -> float:
     """Nats per byte on text that the training never saw. Collective."""
     windows = corpus.validation_windows(_VALIDATION_SEQUENCES, model.config.context)
-    whole_batches = windows[: len(windows) // batch * batch].split(batch)
-    losses = [mean_loss(model(ranks.share_of_rank(tokens))) for tokens in whole_batches]
-    return sum(losses) / len(losses)
+    total = 0.0
+    for tokens in windows.split(batch):
+        # The last batch may be short: repeated windows, whose losses do not count, fill it, so that
+        # every rank has an equal share.
+        padding = tokens[:1].expand(-len(tokens) % dist.get_world_size(), -1)
+        losses = model(ranks.share_of_rank(torch.cat([tokens, padding])))
+        whole = ranks.concatenate_over_ranks(losses)[: len(tokens)]
+        total += float(whole.double().sum())
+    return total / windows[:, 1:].numel()
 
 
 def train(rank: int, settings: Settings) -> None:
