@@ -261,3 +261,54 @@ def test_shared_expert_is_a_plain_tuple():
     assert torch.equal(
         moe(*arguments, shared=tuple(shared)[:3]), moe(*arguments, shared=SharedExpert(*shared[:3]))
     )
+
+
+def constant_operator_arguments():
+    arguments, options, _, d_out = make_leaves()
+    inputs = operator_arguments(arguments, options["shared"], MoKConfig())
+    return [v.detach() if isinstance(v, torch.Tensor) else v for v in inputs], d_out
+
+
+@pytest.mark.parametrize("operator", [torch.ops.mok.moe_forward, custom_ops.moe_forward])
+@pytest.mark.parametrize("index, name", [(0, "x"), (2, "topk_weight"), (7, "shared_w_up")])
+def test_the_operators_refuse_forward_mode(operator, index, name):
+    inputs, _ = constant_operator_arguments()
+    with forward_ad.dual_level():
+        inputs[index] = forward_ad.make_dual(inputs[index], torch.ones_like(inputs[index]))
+        with pytest.raises(NotImplementedError, match=f"{name}: moe_forward has no forward-mode"):
+            operator(*inputs)
+        inputs[index] = inputs[index].requires_grad_()
+        with pytest.raises(NotImplementedError):
+            operator(*inputs)
+
+
+def test_compiled_functions_refuse_forward_mode():
+    (x, *others), options, *_ = make_leaves()
+    x = x.detach()
+    compiled = torch.compile(lambda x: moe(x, *others, **options), backend="aot_eager")
+    compiled(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="forward"):
+            compiled(dual)
+
+
+def test_the_backward_operator_checks_what_autograd_saved():
+    inputs, d_out = constant_operator_arguments()
+    _, words, *ring = custom_ops.moe_forward(*inputs)
+    tensors = [inputs[0], *inputs[2:10]]
+
+    def backward(words, ring, d_out=d_out):
+        return custom_ops.moe_backward(d_out, *tensors, words, *ring, *inputs[10:], [True] * 6)
+
+    backward(words, ring)
+    with pytest.raises(TypeError, match=r"ring_gate: expected torch.bfloat16"):
+        backward(words, [ring[0], ring[1].to(torch.float8_e4m3fn), *ring[2:]])
+    with pytest.raises(ValueError, match="ring_x: expected shape"):
+        backward(words, [ring[0][1:], *ring[1:]])
+    with pytest.raises(TypeError, match=r"schedule_words: expected torch.int32"):
+        backward(words.float(), ring)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(d_out, torch.ones_like(d_out))
+        with pytest.raises(NotImplementedError, match="d_out: moe_backward has no forward-mode"):
+            backward(words, ring, dual)

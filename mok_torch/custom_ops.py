@@ -21,6 +21,7 @@ from mok_torch.checks import (
     check_layer,
     check_swiglu_limit,
     check_topk_idx,
+    refuse_forward_mode,
     require_dtype,
     require_shape,
     require_tensor,
@@ -33,11 +34,25 @@ from mok_torch.workspace import DEFAULT_HANDLE, Workspace, default_workspace, wo
 _NUM_WEIGHTS = 6  # routed gate, up, down; shared gate, up, down
 
 
-def _find_workspace(handle: int, x: Tensor, topk: int) -> Workspace:
+def _find_workspace(handle: int, x: Tensor, choices: Tensor) -> Workspace:
+    """choices: topk_idx or topk_weight, [..., K]."""
     if handle != DEFAULT_HANDLE:
         return workspace_of_handle(handle)
+    topk = choices.shape[-1] if choices.dim() else 0
     check_default(x, topk)
     return default_workspace(x.shape[-1], topk, x.dtype)
+
+
+def _refuse_forward_mode(operator: str, names: Sequence[str], tensors: Sequence[Tensor | None]):
+    """Below autograd, where a tangent is dropped: the formula of autograd has none to offer."""
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is not None:
+            refuse_forward_mode(name, tensor, operator)
+
+
+_WEIGHT_NAMES = ("w_gate", "w_up", "w_down", "shared_w_gate", "shared_w_up", "shared_w_down")
+_INPUT_NAMES = ("x", "topk_weight", *_WEIGHT_NAMES, "shared_scale")
+_RING_NAMES = ("ring_x", "ring_gate", "ring_up", "shared_gate", "shared_up")
 
 
 # Written out: PyTorch's inference from annotations differs between versions.
@@ -75,11 +90,12 @@ def moe_forward(
     swiglu_limit: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Schedule and forward. Returns out, the schedule's words, and the five tensors of a Ring."""
-    owner = _find_workspace(workspace, x, topk_idx.shape[-1])
-    plan = Plan(*plan)
+    owner = _find_workspace(workspace, x, topk_idx)
     routed = (w_gate, w_up, w_down)
     shared = (shared_w_gate, shared_w_up, shared_w_down, shared_scale)
     with owner.reporting_errors(_C.OP_SCHEDULE):
+        plan = Plan(*plan)
+        _refuse_forward_mode("moe_forward", _INPUT_NAMES, (x, topk_weight, *routed, *shared))
         limit = check_swiglu_limit(swiglu_limit)
         layer = check_layer(x, topk_weight, routed, shared, owner)
         routes = check_topk_idx(topk_idx, x.shape[:-1], owner.topk)
@@ -146,10 +162,12 @@ def moe_backward(
     weight_needed: which of the six weights' gradients are wanted. Those that are not, or whose
     input is None, are empty.
     """
-    owner = _find_workspace(workspace, x, topk_weight.shape[-1])
-    plan = Plan(*plan)
+    owner = _find_workspace(workspace, x, topk_weight)
     weights = (w_gate, w_up, w_down, shared_w_gate, shared_w_up, shared_w_down)
     with owner.reporting_errors(_C.OP_BACKWARD):
+        plan = Plan(*plan)
+        inputs = (d_out, x, topk_weight, *weights, shared_scale)
+        _refuse_forward_mode("moe_backward", ("d_out", *_INPUT_NAMES), inputs)
         limit = check_swiglu_limit(swiglu_limit)
         layer = check_layer(x, topk_weight, weights[:3], (*weights[3:], shared_scale), owner)
         require_tensor("d_out", d_out)
@@ -158,9 +176,10 @@ def moe_backward(
         owner.require_room("x", layer.num_tokens)
         d_tokens = d_out.reshape(layer.x.shape).contiguous()
         schedule = passes.load_schedule(schedule_words)
-        ring = _ring_to_overwrite(
-            schedule, Ring(ring_x, ring_gate, ring_up, shared_gate, shared_up)
-        )
+        passes.check_schedule(schedule, layer)
+        ring = Ring(*map(Tensor.contiguous, (ring_x, ring_gate, ring_up, shared_gate, shared_up)))
+        passes.check_ring(_RING_NAMES, ring, layer, plan.ring_rows)
+        ring = _ring_to_overwrite(schedule, ring)
         grads = _empty_grads(layer, weights, weight_needed)
     call = LayerCall(owner, plan, schedule, layer, ring, limit)
     passes.run_backward(call, 1, d_tokens, grads)
@@ -178,7 +197,6 @@ def moe_backward(
 
 def _ring_to_overwrite(schedule: _C.Schedule, ring: Ring) -> Ring:
     """The ring itself, or a copy where the backward would overwrite rows that autograd holds."""
-    ring = Ring(*(tensor.contiguous() for tensor in ring))
     if schedule.info().num_macrobatches <= 1:
         return ring
     return ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())

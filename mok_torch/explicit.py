@@ -287,15 +287,7 @@ def _check_call(x, router_weights, routed, shared, workspace, schedule) -> Layer
             f"schedule: built for {schedule.place}, but the workspace is of {_place(workspace)}"
         )
     layer = check_layer(x, router_weights, routed, shared, workspace, EXPLICIT_NAMES)
-    if layer.num_tokens != schedule.info.num_tokens:
-        raise ValueError(
-            f"x: expected the schedule's {schedule.info.num_tokens} tokens, got {layer.num_tokens}"
-        )
-    if layer.num_local_experts != schedule.info.num_local_experts:
-        raise ValueError(
-            f"routed_gate_weights: expected the schedule's {schedule.info.num_local_experts} "
-            f"experts, got {layer.num_local_experts}"
-        )
+    passes.check_schedule(schedule.engine, layer, EXPLICIT_NAMES)
     return layer
 
 

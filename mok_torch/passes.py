@@ -10,6 +10,8 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.checks import (
+    MOE_NAMES,
+    ArgumentNames,
     LayerTensors,
     require_contiguous,
     require_dtype,
@@ -202,6 +204,20 @@ def build_schedule(
         num_local_experts,
         num_experts,
     )
+
+
+def check_schedule(schedule: _C.Schedule, layer: LayerTensors, names: ArgumentNames = MOE_NAMES):
+    """Raises unless the schedule is of this layer's numbers of tokens and experts."""
+    info = schedule.info()
+    if layer.num_tokens != info.num_tokens:
+        raise ValueError(
+            f"x: expected the schedule's {info.num_tokens} tokens, got {layer.num_tokens}"
+        )
+    if layer.num_local_experts != info.num_local_experts:
+        raise ValueError(
+            f"{names.gate}: expected the schedule's {info.num_local_experts} experts, got "
+            f"{layer.num_local_experts}"
+        )
 
 
 def save_schedule(schedule: _C.Schedule, num_words: int) -> Tensor:
