@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from mok_torch import _C, full_state, functional, ops
+from mok_torch.checks import refuse_forward_mode
 from mok_torch.config import MoKConfig
 from mok_torch.fan_out import fan_out
-from mok_torch.groups import DistributedGroup, as_group
+from mok_torch.groups import DistributedGroup, SingleRank, as_group
 from mok_torch.router import (
     Router,
     RouterConfig,
@@ -113,6 +115,8 @@ class MoELayer(nn.Module):
 
     The state dict has the same names on every rank; only the leading dimension of `experts.*` is
     this rank's share. `full_state_dict` gathers it, `load_full_state_dict` takes the share out.
+    copy.deepcopy makes a layer of the same rank and group; only a layer without a group can be
+    pickled.
 
     Args:
       hidden_size, intermediate_size: H and I, multiples of 8.
@@ -185,14 +189,13 @@ class MoELayer(nn.Module):
             raise ValueError("shared_gate needs a shared expert: shared_intermediate_size is 0")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         self.precision = _check_precision(precision, dtype)
-        if swiglu_limit is not None and not 0 < swiglu_limit < math.inf:
-            raise ValueError(f"swiglu_limit must be None or finite and > 0, got {swiglu_limit}")
+        _check_swiglu_limit(swiglu_limit)
         self.swiglu_limit = swiglu_limit
         self.config = MoKConfig() if config is None else config
         if not isinstance(self.config, MoKConfig):
             raise TypeError(f"config must be a MoKConfig, got {type(config).__name__}")
-        if gradient_block is not None and gradient_block < 1:
-            raise ValueError(f"gradient_block must be None or at least 1, got {gradient_block}")
+        if gradient_block is not None:
+            _check_integer("gradient_block", gradient_block, 1)
         self.gradient_block = gradient_block
         self.group = as_group(group)
         self._workspace: functional.Workspace | None = None
@@ -232,6 +235,7 @@ class MoELayer(nn.Module):
         raises ValueError), and before torch.compile, which cannot trace it.
         """
         if self.group.size == 1:
+            _check_integer("max_tokens_per_rank", max_tokens_per_rank, 0)
             return  # functional.moe grows the workspace of a single rank itself
         # Held weakly by self.group: a layer must not keep a process group from being destroyed.
         group = self.group.group if isinstance(self.group, DistributedGroup) else self.group
@@ -264,59 +268,75 @@ class MoELayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of tokens x [..., H], bf16 or fp32, in x's shape and dtype. Collective."""
-        problem = self._problem_with(x)
-        if problem is not None:
-            self._raise_on_every_rank(problem)
-        # The precision is the layer's own: autocast must not change what the ranks agreed on.
+        if torch.compiler.is_compiling():
+            arguments, beside = self._prepare(x)
+        else:
+            try:
+                arguments, beside = self._prepare(x)
+            except Exception as error:
+                self._raise_on_every_rank(error)
+        if self._workspace is None:
+            self.reserve(arguments["x"].shape[0])
         with torch.autocast(x.device.type, enabled=False):
-            return self._forward(x.reshape(-1, self.hidden_size)).to(x.dtype).reshape(x.shape)
+            out = functional.moe(
+                **arguments,
+                workspace=self._workspace,
+                config=self.config,
+                swiglu_limit=self.swiglu_limit,
+                num_experts=self.num_experts,
+            )
+            out = out if beside is None else beside + out
+            return out.to(x.dtype).reshape(x.shape)
 
-    def _problem_with(self, x: Tensor) -> Exception | None:
+    def _check_input(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+        if x.layout != torch.strided or x.is_nested:
+            kind = "a nested tensor" if x.is_nested else x.layout
+            raise TypeError(f"x must be a dense tensor, got {kind}")
         if x.dim() == 0 or x.shape[-1] != self.hidden_size:
-            return ValueError(f"x must have shape [..., {self.hidden_size}], got {list(x.shape)}")
+            raise ValueError(f"x must have shape [..., {self.hidden_size}], got {list(x.shape)}")
         if x.dtype not in PRECISIONS.values():
-            return TypeError(f"x must be torch.bfloat16 or torch.float32, got {x.dtype}")
+            raise TypeError(f"x must be torch.bfloat16 or torch.float32, got {x.dtype}")
         if x.device != self.router.weight.device:
-            return ValueError(f"x must be on {self.router.weight.device}, got {x.device}")
-        return None
+            raise ValueError(f"x must be on {self.router.weight.device}, got {x.device}")
+        refuse_forward_mode("x", x, "MoELayer")
 
     def _raise_on_every_rank(self, problem: Exception) -> NoReturn:
         """Raises here and in the other ranks, which are waiting for this one in their forwards."""
         if self._workspace is not None:
             with self._workspace.reporting_errors(_C.OP_SCHEDULE):
                 raise problem
-        # The first forward: they are in get_workspace, whose first exchange takes an exception.
-        self.group.exchange(problem, self.config.timeout_seconds)
+        # The first forward: they are in get_workspace, whose first exchange takes an exception. It
+        # must be one that can be pickled and made from a text.
+        kind, text = type(problem), str(problem)
+        if kind not in (NotImplementedError, TypeError, ValueError):
+            kind, text = RuntimeError, f"{kind.__name__}: {text}"
+        self.group.exchange(kind(text), self.config.timeout_seconds)
         raise problem
 
-    def _forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [T, H] -> [T, H] in the layer's precision."""
-        # Three users: their gradients are added with one rounding.
-        tokens, to_router, to_shared = fan_out(tokens, 3)
-        routes = self._route(to_router)
-        if self._workspace is None:
-            self.reserve(tokens.shape[0])
-        self.expert_load.copy_(count_routes(routes.topk_idx, self.num_experts))
+    def _prepare(self, x: Tensor) -> tuple[dict[str, Any], Tensor | None]:
+        """What a forward does on this rank alone, before the ranks meet.
+
+        Returns:
+          The tensors for functional.moe by name, and what is to be added to its result [T, H].
+        """
+        self._check_input(x)
         dtype = PRECISIONS[self.precision]
-        shared, beside = None, None
-        if self.shared_expert is not None and self.gradient_block is None:
-            shared = self.shared_expert.as_argument(to_shared, dtype)
-        elif self.shared_expert is not None:
-            beside = self._shared_in_blocks(to_shared)
-        experts = self.experts
-        out = functional.moe(
-            tokens.to(dtype),
-            *routes,
-            experts.w_gate.to(dtype),
-            experts.w_up.to(dtype),
-            experts.w_down.to(dtype),
-            shared=shared,
-            workspace=self._workspace,
-            config=self.config,
-            swiglu_limit=self.swiglu_limit,
-            num_experts=self.num_experts,
-        )
-        return out if beside is None else beside + out
+        # The precision is the layer's own: autocast must not change what the ranks agreed on.
+        with torch.autocast(x.device.type, enabled=False):
+            # Three users: their gradients are added with one rounding.
+            tokens, to_router, to_shared = fan_out(x.reshape(-1, self.hidden_size), 3)
+            arguments = {"x": tokens.to(dtype), **self._route(to_router)._asdict()}
+            for name in ("w_gate", "w_up", "w_down"):
+                arguments[name] = getattr(self.experts, name).to(dtype)
+            beside = None
+            if self.shared_expert is not None and self.gradient_block is None:
+                arguments["shared"] = self.shared_expert.as_argument(to_shared, dtype)
+            elif self.shared_expert is not None:
+                beside = self._shared_in_blocks(to_shared)
+            self.expert_load.copy_(count_routes(arguments["topk_idx"], self.num_experts))
+        return arguments, beside
 
     def _route(self, tokens: Tensor) -> Routes:
         if self.gradient_block is None:
@@ -384,9 +404,47 @@ class MoELayer(nn.Module):
         """Loads this rank's share of full_state_dict(), of any EP size."""
         return full_state.load_full_state_dict(self, state, strict)
 
+    def __copy__(self) -> MoELayer:
+        copied = self.__class__.__new__(self.__class__)
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict) -> MoELayer:
+        """A layer with its own parameters on the same rank: group and workspace are shared."""
+        for shared in (self.group, self._workspace):
+            memo[id(shared)] = shared
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __reduce_ex__(self, protocol):
+        if not isinstance(self.group, SingleRank):
+            raise TypeError(
+                "a MoELayer with a group cannot be pickled: its group belongs to this process. "
+                "Save state_dict() (this rank's share) or full_state_dict() instead"
+            )
+        return super().__reduce_ex__(protocol)
+
     def extra_repr(self) -> str:
         rank = f"rank={self.group.rank} of {self.group.size}"
         return f"{rank}, precision={self.precision!r}, swiglu_limit={self.swiglu_limit}"
+
+
+def _check_integer(name: str, value: int, lowest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
+    if value < lowest:
+        raise ValueError(f"{name} must be at least {lowest}, got {value}")
+
+
+def _check_swiglu_limit(limit: float | None) -> None:
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise TypeError(f"swiglu_limit must be a number or None, got {limit!r}")
+    if not 0 < limit < math.inf:
+        raise ValueError(f"swiglu_limit must be None or finite and > 0, got {limit}")
 
 
 def _check_size(name: str, value: int, lowest: int) -> None:

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from mok_torch.fan_out import tree_sum
@@ -353,8 +354,14 @@ def test_expert_range(num_experts, size):
         ({"precision": "fp8"}, ValueError, "precision must be one of .* got 'fp8'"),
         ({"group": InProcessGroup(2)}, TypeError, "member"),
         ({"config": MoKConfig, "dtype": torch.bfloat16}, TypeError, "config must be a MoKConfig"),
-        ({"gradient_block": 0}, ValueError, "gradient_block must be None or at least 1, got 0"),
+        ({"gradient_block": 0}, ValueError, "gradient_block must be at least 1, got 0"),
+        ({"gradient_block": 1.5}, TypeError, "gradient_block must be an int, got float: 1.5"),
+        ({"gradient_block": "a"}, TypeError, "gradient_block must be an int, got str"),
         ({"swiglu_limit": 0.0}, ValueError, "swiglu_limit must be .* got 0.0"),
+        ({"swiglu_limit": "a"}, TypeError, "swiglu_limit must be a number or None, got 'a'"),
+        ({"routed_scaling_factor": "x"}, TypeError, "routed_scaling_factor .* number, got 'x'"),
+        ({"max_tokens_per_rank": -5}, ValueError, "max_tokens_per_rank .* at least 0, got -5"),
+        ({"max_tokens_per_rank": 1.5}, TypeError, "max_tokens_per_rank must be an int, got float"),
     ],
 )
 def test_constructor_rejects(options, error, text):
@@ -385,6 +392,67 @@ def test_wrong_input_of_one_rank_raises_on_every_rank(warm):
 
     outputs = run_on_ranks(work, 2)
     assert torch.equal(*outputs)
+
+
+def dual(x):
+    return forward_ad.make_dual(x, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (lambda x: [1], TypeError, "x must be a torch.Tensor, got list"),
+        (lambda x: None, TypeError, "x must be a torch.Tensor, got NoneType"),
+        (lambda x: x.to_sparse(), TypeError, "x must be a dense tensor, got torch.sparse_coo"),
+        (dual, NotImplementedError, "x: MoELayer has no forward-mode differentiation"),
+    ],
+)
+def test_what_is_no_dense_tensor_on_one_rank_raises_on_every_rank(warm, wrong, error, text):
+    layers = make_layers(2)
+    x = make_tokens(6)
+
+    def work(_, rank):
+        layer = layers[rank]
+        if warm:
+            layer(x)
+        # A rank that hears of a peer's error after the first forward gets its kind from a status.
+        with pytest.raises(error if rank == 0 else (error, RuntimeError), match=text):
+            layer(wrong(x) if rank == 0 else x)
+        return layer(x)
+
+    with forward_ad.dual_level():
+        outputs = run_on_ranks(work, 2)
+    assert torch.equal(*outputs)
+
+
+class NoTextError(Exception):
+    """Cannot be made from a text."""
+
+    def __init__(self, a, b):
+        super().__init__(a + b)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_failing_router_of_one_rank_raises_on_every_rank(warm):
+    layers = make_layers(2)
+    x = make_tokens(6)
+
+    def fail(module, arguments):
+        raise NoTextError("router ", "fails")
+
+    def work(_, rank):
+        layer = layers[rank]
+        if warm:
+            layer(x)
+        hook = layer.router.register_forward_pre_hook(fail) if rank == 1 else None
+        with pytest.raises(NoTextError if hook else RuntimeError, match="router fails"):
+            layer(x)
+        if hook:
+            hook.remove()
+        return layer(x)
+
+    assert torch.equal(*run_on_ranks(work, 2))
 
 
 def test_printing_names_rank_and_sizes():

@@ -80,7 +80,10 @@ class RouterConfig:
                 f"({self.topk_group} of {self.n_group} groups of {self.num_experts} experts), "
                 f"got {self.top_k}"
             )
-        if not math.isfinite(self.routed_scaling_factor):
+        factor = self.routed_scaling_factor
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise TypeError(f"routed_scaling_factor must be a number, got {factor!r}")
+        if not math.isfinite(factor):
             raise ValueError(
                 f"routed_scaling_factor must be finite, got {self.routed_scaling_factor}"
             )
