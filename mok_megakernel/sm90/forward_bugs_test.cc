@@ -17,7 +17,7 @@ namespace {
 // full.
 LayerSpec SmallLayer() {
   LayerSpec spec;
-  spec.tokens = {40, 50};
+  spec.tokens = {40, 90};  // the second warpgroup has rows as well
   spec.experts = {2, 3};
   spec.topk = 2;
   spec.hidden = 40;

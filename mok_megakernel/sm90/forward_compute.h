@@ -113,9 +113,9 @@ inline constexpr int kStoredBarriers[2] = {1, 2};
 
 template <class Config, int kBarrier>
 MOK_DEVICE void WaitUntilStored() {
-  constexpr int kThreads = Config::Gemm::kConsumerThreads;
-  constexpr bool kEarly = Config::kBug == ForwardBug::kSignalBeforeEpilogue;
-  if (kEarly) return;
+  constexpr bool kHalf = Config::kBug == ForwardBug::kSignalOfOneWarpgroup;
+  constexpr int kThreads = kHalf ? 128 : Config::Gemm::kConsumerThreads;
+  if (Config::kBug == ForwardBug::kSignalBeforeEpilogue || ThreadIndex().x >= kThreads) return;
   if (ThreadIndex().x < 32) {
     NamedBarrierSync(kBarrier, kThreads);
   } else {
@@ -169,7 +169,7 @@ MOK_DEVICE void ConsumerRole(const ForwardParams& p, ForwardStorage<Config>& s) 
     }
     if (signal >= 0) {
       SignalStored<Config>(p, signal, odd);
-      if (Config::kBug != ForwardBug::kOneSignalBarrier) odd = !odd;
+      odd = !odd;
     }
     if (Config::kBug != ForwardBug::kTaskReleasedBeforeRead) queue.PopByWarp();
   }

@@ -120,7 +120,7 @@ enum class ForwardBug : int32_t {
   kCombineTooEarly,   // Combine does not wait for Down
   kExitBeforeSent,    // the exit does not wait for this rank's own pushes
   kNoEntrySignal,
-  kOneSignalBarrier,  // two tiles' stores are counted in one named barrier
+  kSignalOfOneWarpgroup,  // a tile is signalled when the first warpgroup has stored it
   kTaskReleasedBeforeRead,
   kNoEndOfWorkOnAbort,  // an aborted scheduler lets its block wait for ever
   kCountersKept,        // the next launch starts from the last one's counters
