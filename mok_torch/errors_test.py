@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from mok_torch import InProcessGroup, RankTimeoutError, functional
 from mok_torch.functional import MoKConfig, SharedExpert, create_workspace, moe
@@ -282,6 +283,23 @@ def test_an_unforeseen_error_reaches_every_rank(create):
         if rank == 0:
             assert str(caught.value) == "rank 1: LocalError: surprise"
         assert create(CONFIG, member, **correct).ep_size == 2
+
+    run_on_ranks(on_rank, 2)
+
+
+def test_forward_mode_on_one_rank_raises_on_every_rank():
+    def on_rank(member, rank):
+        workspace = create_workspace(CONFIG, member, num_local_tokens=12, hidden_size=32, topk=2)
+        arguments = _rank_arguments(rank)
+        expected = moe(**arguments, workspace=workspace)
+        if rank == 1:
+            with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+                dual = forward_ad.make_dual(arguments["x"], torch.ones_like(arguments["x"]))
+                moe(**(arguments | {"x": dual}), workspace=workspace)
+        else:
+            with pytest.raises(RuntimeError, match=r"rank 1.*forward-mode"):
+                moe(**arguments, workspace=workspace)
+        assert torch.equal(moe(**arguments, workspace=workspace), expected)
 
     run_on_ranks(on_rank, 2)
 

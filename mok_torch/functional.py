@@ -118,11 +118,20 @@ def moe(
       RankTimeoutError: a rank did not come.
       NotImplementedError: forward-mode differentiation; a second backward.
     """
-    weights = [w_gate, w_up, w_down]
-    if not torch.compiler.is_compiling():
+    arguments = (x, topk_idx, topk_weight, w_gate, w_up, w_down)
+    if torch.compiler.is_compiling():
+        inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
+    else:
         with _reporting_errors(workspace):
-            _check_types((x, topk_idx, topk_weight, *weights), shared, config, swiglu_limit)
+            _check_types(arguments, shared, config, swiglu_limit)
             check_num_experts(num_experts)
+            inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
+    return moe_forward(*inputs, swiglu_limit)[0]
+
+
+def _operator_inputs(arguments, shared, workspace, config, num_experts):
+    """The operator's inputs but the last: tensors after autocast, the handle, the plan."""
+    x, topk_idx, topk_weight, *weights = arguments
     shared_weights = list(_NO_SHARED_EXPERT if shared is None else SharedExpert(*shared))
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -130,16 +139,14 @@ def moe(
         weights = [weight.to(dtype) for weight in weights]
         shared_weights[:3] = [w if w is None else w.to(dtype) for w in shared_weights[:3]]
     config = MoKConfig() if config is None else config
-    topk = topk_idx.shape[-1]
     handle, ep_size, tokens = DEFAULT_HANDLE, 1, x.numel() // max(1, x.shape[-1])
     if workspace is not None:
         handle, ep_size = workspace.handle, workspace.ep_size
     if ep_size > 1:
         tokens = workspace.num_local_tokens * ep_size
-    plan = make_plan(config, ep_size, tokens, topk, w_gate.shape[0], num_experts)
-    return moe_forward(
-        x, topk_idx, topk_weight, *weights, *shared_weights, handle, list(plan), swiglu_limit
-    )[0]
+    topk, num_local_experts = topk_idx.shape[-1], weights[0].shape[0]
+    plan = make_plan(config, ep_size, tokens, topk, num_local_experts, num_experts)
+    return x, topk_idx, topk_weight, *weights, *shared_weights, handle, list(plan)
 
 
 def _reporting_errors(workspace):
