@@ -41,7 +41,7 @@ struct PrefetchRange {
 
 // What is fetched during one multiplication; ranges without rows are skipped.
 struct PrefetchList {
-  static constexpr int kSize = 5;
+  static constexpr int kSize = 6;
   PrefetchRange ranges[kSize];
 };
 

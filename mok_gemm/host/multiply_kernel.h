@@ -27,31 +27,35 @@ class PrefetchCursor {
 
   // Asks for the lines of one step.
   [[gnu::always_inline]] void Step() {
-    for (int64_t count = lines_per_step_; count > 0 && range_ < end_;) {
-      if (row_ == range_->num_rows) {
-        row_ = 0;
-        ++range_;
-        continue;
-      }
-      const char* line = static_cast<const char*>(range_->first) + row_ * range_->stride + offset_;
-      __builtin_prefetch(line, /*rw=*/0, /*locality=*/2);
-      --count;
-      offset_ += kLineBytes;
-      if (offset_ >= range_->row_bytes) {
-        offset_ = 0;
-        ++row_;
-      }
+    for (int64_t count = lines_per_step_; count > 0; --count) {
+      if (line_ >= row_end_ && !NextRow()) return;
+      __builtin_prefetch(line_, /*rw=*/0, /*locality=*/2);
+      line_ += kLineBytes;
     }
   }
 
  private:
   static constexpr int64_t kLineBytes = 64;
 
+  // Moves on to the next row, if need be of the next range; false after the last.
+  bool NextRow() {
+    while (range_ < end_ && row_ == range_->num_rows) {
+      row_ = 0;
+      ++range_;
+    }
+    if (range_ == end_) return false;
+    line_ = static_cast<const char*>(range_->first) + row_ * range_->stride;
+    row_end_ = line_ + range_->row_bytes;
+    ++row_;
+    return true;
+  }
+
   const PrefetchRange* range_;
   const PrefetchRange* end_;
   int64_t lines_per_step_ = 0;
-  int row_ = 0;         // of *range_
-  int64_t offset_ = 0;  // in that row
+  int64_t row_ = 0;  // of *range_, to come
+  const char* line_ = nullptr;
+  const char* row_end_ = nullptr;
 };
 
 // Reads the vector operand from a packed panel.

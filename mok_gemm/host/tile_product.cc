@@ -25,6 +25,10 @@ constexpr int64_t kUnitPitch = TileProduct::kMaxTile + kPadding;
 // prefetching follows the rows of b well; the short rows of the other products it does not.
 constexpr int kMinNtRowsToPrefetch = 48;
 
+// In the first K block of an NT product, rows are fetched this far ahead of the first ones: more
+// than any group of rows.
+constexpr int kLeadRows = 16;
+
 // Up to this K, putting an NT product upright costs more than packing the larger operand.
 constexpr int64_t kMaxUprightDepth = 256;
 
@@ -164,10 +168,6 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
     }
     if (product.rows >= kMinNtRowsToPrefetch) {
       fetch[0].ranges[1] = Range(product.a, 0, next, product.rows, block.next_depth);
-      // Nothing has fetched the first block of the second right operand yet.
-      if (block.k == 0 && num_rights == 2) {
-        fetch[0].ranges[2] = Range(rights[1], 0, 0, product.columns, block.depth);
-      }
       if (block.next_depth == 0) fetch[num_rights - 1] = product.epilogue;
     }
     ForEachPanel(product.rows, [&](int first, int columns, const auto& share) {
@@ -177,13 +177,19 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
                                 .count = columns,
                                 .packed = panel_.get()});
       for (int i = 0; i < num_rights; ++i) {
+        PrefetchList list = share(fetch[i]);
+        if (block.k == 0 && first == 0) {
+          // Nobody has fetched the first block: its rows come in ahead of those in use.
+          list = {{Range(rights[i], kLeadRows, 0, std::max(0, product.columns - kLeadRows),
+                         block.depth)}};
+        }
         MultiplyPanel(rows[i], {.num_columns = columns,
                                 .to_pack = {},
                                 .c = transposed_.get() + i * kSecond * kMaxNtRows + first,
                                 .c_stride = kMaxNtRows,
                                 .accumulate = block.k > 0,
                                 .destination = {},
-                                .prefetch = share(fetch[i])});
+                                .prefetch = list});
       }
     });
   });
@@ -268,13 +274,20 @@ void TileProduct::MultiplyTn(const Product& product) {
 void TileProduct::MultiplyColumns(const Product& product, const DepthBlock& block, const Rows& rows,
                                   const PrefetchList& fetch) const {
   ForEachPanel(product.columns, [&](int first, int columns, const auto& share) {
+    PrefetchList list = share(fetch);
+    const int next = first + columns;
+    if (block.k == 0 && next < product.columns) {
+      // Nobody has fetched the first block: its columns come in one panel ahead.
+      list.ranges[PrefetchList::kSize - 1] =
+          Range(product.b, 0, next, block.depth, std::min(columns, product.columns - next));
+    }
     MultiplyPanel(rows, {.num_columns = columns,
                          .to_pack = Columns(product.b, block, first, columns, panel_.get()),
                          .c = accumulators_.get() + first,
                          .c_stride = kMaxTile,
                          .accumulate = product.accumulate || block.k > 0,
                          .destination = Finish(product, block, first),
-                         .prefetch = share(fetch)});
+                         .prefetch = list});
   });
 }
 
