@@ -50,32 +50,36 @@ def output_path(path: str | None) -> str | None:
     return path and os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", ""), path)
 
 
-def check_flags(_) -> bool:
-    """Says what cannot work before anything runs. (For a validator, all flags have values.)"""
-    if not 0 < _LEARNING_RATE.value < math.inf:
+def check_batch(batch: int) -> bool:
+    """Validator of --batch. (Validators run when all flags have values.)"""
+    if batch % _RANKS.value:
         raise flags.ValidationError(
-            f"--learning_rate must be finite and > 0, got {_LEARNING_RATE.value}"
-        )
-    for flag in (_LOSS_LOG, _CHECKPOINT, _PLOT):
-        _check_output(flag.name, output_path(flag.value))
-    if _BATCH.value % _RANKS.value:
-        raise flags.ValidationError(
-            f"--batch must be a multiple of --ranks: {_BATCH.value} sequences, {_RANKS.value} ranks"
+            f"must be a multiple of --ranks: {batch} sequences, {_RANKS.value} ranks"
         )
     return True
 
 
-def _check_output(name: str, path: str | None) -> None:
+def check_learning_rate(rate: float) -> bool:
+    """Validator of --learning_rate."""
+    if not 0 < rate < math.inf:
+        raise flags.ValidationError(f"must be finite and > 0, got {rate}")
+    return True
+
+
+def check_output(flag_value: str | None) -> bool:
+    """Validator of the flags that name a file to write: not after the training only."""
+    path = output_path(flag_value)
     if path is None:
-        return
+        return True
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
-        raise flags.ValidationError(f"--{name}: there is no folder {folder}")
+        raise flags.ValidationError(f"there is no folder {folder}")
     if os.path.isdir(path):
-        raise flags.ValidationError(f"--{name} must be a file, but {path} is a folder")
+        raise flags.ValidationError(f"must be a file, but {path} is a folder")
     target = path if os.path.exists(path) else folder
     if not os.access(target, os.W_OK):
-        raise flags.ValidationError(f"--{name}: {target} is not writable")
+        raise flags.ValidationError(f"{target} is not writable")
+    return True
 
 
 def generate(checkpoint: dict, length: int, seed: int) -> str:
@@ -134,5 +138,8 @@ def _first_and_last(history: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    flags.register_validator("batch", check_flags)
+    flags.register_validator("batch", check_batch)
+    flags.register_validator("learning_rate", check_learning_rate)
+    for output in ("loss_log", "checkpoint", "plot"):
+        flags.register_validator(output, check_output)
     app.run(main)

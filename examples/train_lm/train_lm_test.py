@@ -103,28 +103,30 @@ def test_batch_must_divide_among_ranks():
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["train_lm"])
     with flagsaver.flagsaver(batch=3, ranks=2):
-        with pytest.raises(flags.ValidationError, match="multiple of --ranks: 3 sequences"):
-            train_lm.check_flags(None)
+        with pytest.raises(
+            flags.ValidationError, match="multiple of --ranks: 3 sequences, 2 ranks"
+        ):
+            train_lm.check_batch(3)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0, -1.0])
+def test_learning_rate_must_be_positive(rate):
+    with pytest.raises(flags.ValidationError, match=f"must be finite and > 0, got {rate}"):
+        train_lm.check_learning_rate(rate)
 
 
 @pytest.mark.parametrize(
-    ("values", "text"),
+    ("path", "text"),
     [
-        ({"learning_rate": math.nan}, "--learning_rate must be finite and > 0, got nan"),
-        ({"learning_rate": 0.0}, "--learning_rate must be finite and > 0, got 0.0"),
-        ({"loss_log": "/nowhere/log.json"}, "--loss_log: there is no folder /nowhere"),
-        ({"checkpoint": "/nowhere/model.pt"}, "--checkpoint: there is no folder /nowhere"),
-        ({"plot": "/"}, "--plot must be a file, but / is a folder"),
+        ("/nowhere/model.pt", "there is no folder /nowhere"),
+        ("/", "must be a file, but / is a folder"),
         # A folder that not even root may write to.
-        ({"plot": "/proc/self/curves.png"}, "--plot: /proc/self is not writable"),
+        ("/proc/self/model.pt", "/proc/self is not writable"),
     ],
 )
-def test_flags_that_cannot_work_are_named(values, text):
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["train_lm"])
-    with flagsaver.flagsaver(**values):
-        with pytest.raises(flags.ValidationError, match=text):
-            train_lm.check_flags(None)
+def test_output_files_must_be_writable(path, text):
+    with pytest.raises(flags.ValidationError, match=text):
+        train_lm.check_output(path)
 
 
 def test_fewer_experts_than_a_token_visits_are_a_flag_error():
