@@ -161,5 +161,19 @@ TEST(LargeTensorTest, Ring) {
   mok_schedule_destroy(schedule);
 }
 
+// A real width that is no multiple of any tile.
+TEST(LargeTensorTest, Width2880) {
+  LayerSpec spec;
+  spec.tokens = {9};
+  spec.experts = {1};
+  spec.hidden = 2880;
+  spec.intermediate = 2880;
+  const LayerData data(spec);
+  RunOptions options;
+  options.threads = 2;
+  options.poison = true;
+  ExpectMatchesReference(data, RunLayer(data, options));
+}
+
 }  // namespace
 }  // namespace mok::testing

@@ -191,7 +191,7 @@ typedef struct MokScheduleInfo {
   int32_t num_local_experts; /* El */
   int32_t first_expert;      /* global id of local expert 0 */
   int32_t num_macrobatches;  /* 0 when no route leads here; forward keeps macrobatch 0 in the ring,
-                                backward  recomputes the others */
+                                backward recomputes the others */
   int64_t num_rows;          /* routes that lead to this rank, without padding */
   int64_t num_row_blocks;    /* blocks of 128 rows, padding included */
   int64_t minibatch_rows;    /* 0: chosen by each pass */
