@@ -38,7 +38,7 @@ class PrefetchCursor {
   static constexpr int64_t kLineBytes = 64;
 
   // Moves on to the next row, if need be of the next range; false after the last.
-  bool NextRow() {
+  [[gnu::always_inline]] bool NextRow() {
     while (range_ < end_ && row_ == range_->num_rows) {
       row_ = 0;
       ++range_;

@@ -43,10 +43,15 @@ TileProduct::TileProduct(const KernelTable& kernels)
 
 template <class Body>
 void TileProduct::ForEachDepthBlock(int64_t depth, int64_t units, const Body& body) const {
-  const int64_t block = units * kernels_.elements_per_unit;
-  for (int64_t k = 0; k < depth; k += block) {
+  const int64_t full = units * kernels_.elements_per_unit;
+  // A short first block, of which little is fetched ahead of its use, pays where the processor's
+  // own prefetching does not help and more blocks follow.
+  int64_t block = units == kBlockUnitsKMajor && depth > 2 * full ? full / 2 : full;
+  for (int64_t k = 0; k < depth;) {
     const int64_t here = std::min(block, depth - k);
+    block = full;
     body(DepthBlock{k, here, std::min(block, depth - k - here)});
+    k += here;
   }
 }
 
@@ -248,6 +253,12 @@ void TileProduct::MultiplyNn(const Product& product) {
     }
     MultiplyColumns(product, block, rows, fetch);
   });
+}
+
+PrefetchList TileProduct::FirstBlockNn(const Product& product) const {
+  const int64_t depth = std::min(product.depth, kBlockUnitsKMajor * kernels_.elements_per_unit);
+  return {{Range(product.b, 0, 0, depth, product.columns),
+           Range(product.a, 0, 0, product.rows, depth)}};
 }
 
 // a is packed as well: [unit][rows], so that a row's units are one pitch apart.

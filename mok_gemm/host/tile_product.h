@@ -72,6 +72,8 @@ class TileProduct {
 
   // a b for a [rows, depth], b [depth, columns].
   void MultiplyNn(const Product& product);
+  // What MultiplyNn reads first: for the product before it to fetch.
+  PrefetchList FirstBlockNn(const Product& product) const;
 
   // a^T b for a [depth, rows], b [depth, columns].
   void MultiplyTn(const Product& product);

@@ -115,17 +115,20 @@ void TileWorker::InputGrad(const InputGradTile& tile) {
   CheckExtent("InputGrad rows", tile.rows, kHostTileRows);
   CheckExtent("InputGrad columns", tile.columns, kHostTileH);
   CheckExtent("InputGrad intermediate", tile.intermediate, INT64_MAX);
-  TileProduct::Product product = {.a = {tile.d_gate, tile.d_stride},
-                                  .b = {tile.w_gate, tile.w_stride},
-                                  .rows = tile.rows,
-                                  .columns = tile.columns,
-                                  .depth = tile.intermediate};
-  impl_->product.MultiplyNn(product);
-  product.a.data = tile.d_up;
-  product.b.data = tile.w_up;
-  product.accumulate = true;
-  product.destination = impl_->To(tile.d_x, tile.d_x_stride);
-  impl_->product.MultiplyNn(product);
+  TileProduct& product = impl_->product;
+  TileProduct::Product gate = {.a = {tile.d_gate, tile.d_stride},
+                               .b = {tile.w_gate, tile.w_stride},
+                               .rows = tile.rows,
+                               .columns = tile.columns,
+                               .depth = tile.intermediate};
+  TileProduct::Product up = gate;
+  up.a.data = tile.d_up;
+  up.b.data = tile.w_up;
+  up.accumulate = true;
+  up.destination = impl_->To(tile.d_x, tile.d_x_stride);
+  gate.epilogue = product.FirstBlockNn(up);
+  product.MultiplyNn(gate);
+  product.MultiplyNn(up);
 }
 
 void TileWorker::WeightGrad(const WeightGradTile& tile) {
