@@ -38,8 +38,7 @@ struct BFloat16Units {
   using Type = SingleUnits<Simd, BFloat16>;
 };
 template <class Simd>
-  requires(Simd::kHasPairDot)
-struct BFloat16Units<Simd> {
+requires(Simd::kHasPairDot) struct BFloat16Units<Simd> {
   using Type = PairUnits<Simd>;
 };
 

@@ -1,8 +1,14 @@
 #include "mok_gemm/host/tile_product.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 
 #include "mok_core/bits.h"
+#include "mok_core/macros.h"
+#include "mok_core/status.h"
 
 namespace mok {
 namespace {
@@ -34,12 +40,26 @@ constexpr int64_t kMaxUprightDepth = 256;
 
 }  // namespace
 
+Scratch::Scratch() : data_(::operator new(kBytes, kAlignment)) {
+#if defined(__linux__)
+  // A wish: without it the same code runs on small pages.
+  madvise(data_.get(), kBytes, MADV_HUGEPAGE);
+#endif
+}
+
+float* Scratch::Take(int64_t count) {
+  float* taken = reinterpret_cast<float*>(static_cast<std::byte*>(data_.get()) + taken_);
+  taken_ += RoundUp<size_t>(count * sizeof(float), kCacheLineBytes);
+  MOK_CHECK(taken_ <= kBytes) << "scratch: " << taken_ << " bytes wanted";
+  return taken;
+}
+
 TileProduct::TileProduct(const KernelTable& kernels)
     : kernels_(kernels),
-      panel_(kMaxPanelColumns * kBlockUnits),
-      rows_(std::max(kMaxTile * kRowPitch, kBlockUnitsKMajor * kUnitPitch)),
-      transposed_(kMaxTile * kMaxNtRows),
-      accumulators_(kMaxTile * kMaxTile) {}
+      panel_(scratch_.Take(kMaxPanelColumns * kBlockUnits)),
+      rows_(scratch_.Take(std::max(kMaxTile * kRowPitch, kBlockUnitsKMajor * kUnitPitch))),
+      transposed_(scratch_.Take(kMaxTile * kMaxNtRows)),
+      accumulators_(scratch_.Take(kMaxTile * kMaxTile)) {}
 
 template <class Body>
 void TileProduct::ForEachDepthBlock(int64_t depth, int64_t units, const Body& body) const {
@@ -133,7 +153,7 @@ void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) con
                                 .row_stride = 0,
                                 .unit_stride = rows.unit_stride,
                                 .num_rows = rows.count,
-                                .panel = panel_.get(),
+                                .panel = panel_,
                                 .num_columns = target.num_columns,
                                 .to_pack = target.to_pack,
                                 .c = target.c,
@@ -167,7 +187,7 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
     PrefetchList fetch[2];
     for (int i = 0; i < num_rights; ++i) {
       rows[i] = MakeRows({At(rights[i], 0, block.k), rights[i].stride}, product.columns,
-                         block.depth, rows_.get() + i * kSecond * kRowPitch);
+                         block.depth, rows_ + i * kSecond * kRowPitch);
       if (product.rows < kMinNtRowsToPrefetch) continue;
       fetch[i].ranges[0] = Range(rights[i], 0, next, product.columns, block.next_depth);
     }
@@ -180,7 +200,7 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
                                 .stride = product.a.stride,
                                 .depth = block.depth,
                                 .count = columns,
-                                .packed = panel_.get()});
+                                .packed = panel_});
       for (int i = 0; i < num_rights; ++i) {
         PrefetchList list = share(fetch[i]);
         if (block.k == 0 && first == 0) {
@@ -190,7 +210,7 @@ void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, 
         }
         MultiplyPanel(rows[i], {.num_columns = columns,
                                 .to_pack = {},
-                                .c = transposed_.get() + i * kSecond * kMaxNtRows + first,
+                                .c = transposed_ + i * kSecond * kMaxNtRows + first,
                                 .c_stride = kMaxNtRows,
                                 .accumulate = block.k > 0,
                                 .destination = {},
@@ -206,7 +226,7 @@ void TileProduct::MultiplyNt(const Product& product) {
     return;
   }
   MultiplyNtInto(product, &product.b, 1);
-  kernels_.store_transposed({.c = transposed_.get(),
+  kernels_.store_transposed({.c = transposed_,
                              .c_stride = kMaxNtRows,
                              .rows = product.rows,
                              .columns = product.columns,
@@ -217,17 +237,17 @@ void TileProduct::MultiplyNt(const Product& product) {
 // product comes out upright.
 void TileProduct::MultiplyNtUpright(const Product& product) {
   ForEachDepthBlock(product.depth, kBlockUnits, [&](const DepthBlock& block) {
-    const Rows rows = MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows,
-                               block.depth, rows_.get());
+    const Rows rows =
+        MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows, block.depth, rows_);
     ForEachPanel(product.columns, [&](int first, int columns, const auto&) {
       kernels_.pack_transposed({.source = At(product.b, first, block.k),
                                 .stride = product.b.stride,
                                 .depth = block.depth,
                                 .count = columns,
-                                .packed = panel_.get()});
+                                .packed = panel_});
       MultiplyPanel(rows, {.num_columns = columns,
                            .to_pack = {},
-                           .c = accumulators_.get() + first,
+                           .c = accumulators_ + first,
                            .c_stride = kMaxTile,
                            .accumulate = block.k > 0,
                            .destination = Finish(product, block, first),
@@ -244,8 +264,8 @@ void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
 void TileProduct::MultiplyNn(const Product& product) {
   ForEachDepthBlock(product.depth, kBlockUnitsKMajor, [&](const DepthBlock& block) {
     const int64_t next = block.k + block.depth;
-    const Rows rows = MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows,
-                               block.depth, rows_.get());
+    const Rows rows =
+        MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows, block.depth, rows_);
     PrefetchList fetch = product.epilogue;
     if (block.next_depth > 0) {
       fetch = {{Range(product.b, next, 0, block.next_depth, product.columns),
@@ -265,14 +285,14 @@ PrefetchList TileProduct::FirstBlockNn(const Product& product) const {
 void TileProduct::MultiplyTn(const Product& product) {
   ForEachDepthBlock(product.depth, kBlockUnitsKMajor, [&](const DepthBlock& block) {
     const int64_t next = block.k + block.depth;
-    PackArguments pack_a = Columns(product.a, block, 0, product.rows, rows_.get());
+    PackArguments pack_a = Columns(product.a, block, 0, product.rows, rows_);
     pack_a.pitch = kUnitPitch;
     kernels_.pack_interleaved(pack_a);
-    const Rows rows = {.count = product.rows,
-                       .unit_stride = kUnitPitch * int64_t{sizeof(float)},
-                       .parts = {{rows_.get(), sizeof(float),
-                                  CeilDiv<int64_t>(block.depth, kernels_.elements_per_unit)},
-                                 {}}};
+    const Rows rows = {
+        .count = product.rows,
+        .unit_stride = kUnitPitch * int64_t{sizeof(float)},
+        .parts = {{rows_, sizeof(float), CeilDiv<int64_t>(block.depth, kernels_.elements_per_unit)},
+                  {}}};
     PrefetchList fetch = product.epilogue;
     if (block.next_depth > 0) {
       fetch = {{Range(product.a, next, 0, block.next_depth, product.rows),
@@ -293,8 +313,8 @@ void TileProduct::MultiplyColumns(const Product& product, const DepthBlock& bloc
           Range(product.b, 0, next, block.depth, std::min(columns, product.columns - next));
     }
     MultiplyPanel(rows, {.num_columns = columns,
-                         .to_pack = Columns(product.b, block, first, columns, panel_.get()),
-                         .c = accumulators_.get() + first,
+                         .to_pack = Columns(product.b, block, first, columns, panel_),
+                         .c = accumulators_ + first,
                          .c_stride = kMaxTile,
                          .accumulate = product.accumulate || block.k > 0,
                          .destination = Finish(product, block, first),

@@ -1,6 +1,7 @@
 // TileProduct: the K-blocked matrix product of one tile, without an epilogue.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -9,19 +10,24 @@
 
 namespace mok {
 
-// Fp32 scratch aligned to cache lines, not initialised.
-class AlignedFloats {
+// Scratch of one thread, not initialised, handed out piece by piece. Where the system grants it, it
+// is one huge page: its lines then spread over the sets of the L2 cache as evenly as their
+// addresses do, which scattered small pages do not.
+class Scratch {
  public:
-  explicit AlignedFloats(int64_t count)
-      : data_(static_cast<float*>(::operator new(count * sizeof(float), kAlignment))) {}
-  float* get() const { return data_.get(); }
+  static constexpr size_t kBytes = size_t{2} << 20;
+
+  Scratch();
+  // The next `count` floats, aligned to a cache line. No more than kBytes altogether.
+  float* Take(int64_t count);
 
  private:
-  static constexpr std::align_val_t kAlignment{64};
+  static constexpr std::align_val_t kAlignment{kBytes};
   struct Free {
-    void operator()(float* data) const { ::operator delete(data, kAlignment); }
+    void operator()(void* data) const { ::operator delete(data, kAlignment); }
   };
-  std::unique_ptr<float, Free> data_;
+  std::unique_ptr<void, Free> data_;
+  size_t taken_ = 0;
 };
 
 // Where an operand starts and how far apart its stored rows are, in elements.
@@ -30,8 +36,8 @@ struct Operand {
   int64_t stride;
 };
 
-// Packs operands K block by K block and accumulates products in fp32. One per thread; holds about
-// 0.7 MiB of scratch. kernel_table.h says how a product is taken apart.
+// Packs operands K block by K block and accumulates products in fp32. One per thread.
+// kernel_table.h says how a product is taken apart.
 //
 // All extents are at least 1, rows and columns at most kMaxTile.
 class TileProduct {
@@ -46,10 +52,10 @@ class TileProduct {
 
   // The accumulators of MultiplyNn and MultiplyTn, [rows, columns], rows kMaxTile floats apart: the
   // result of a product without destination. Writable: see Product::accumulate.
-  float* accumulators() const { return accumulators_.get(); }
+  float* accumulators() const { return accumulators_; }
   // The two results of MultiplyNtTwice, [columns, rows], kMaxNtRows floats apart.
-  const float* transposed() const { return transposed_.get(); }
-  const float* transposed_second() const { return transposed_.get() + kSecond * kMaxNtRows; }
+  const float* transposed() const { return transposed_; }
+  const float* transposed_second() const { return transposed_ + kSecond * kMaxNtRows; }
 
   struct Product {
     Operand a;
@@ -137,10 +143,11 @@ class TileProduct {
   void MultiplyPanel(const Rows& rows, const PanelTarget& target) const;
 
   const KernelTable& kernels_;
-  AlignedFloats panel_;         // K block of 32 or fewer columns of the vector operand
-  AlignedFloats rows_;          // K block of the broadcast operand, where it has to be packed
-  AlignedFloats transposed_;    // result of the NT products, [columns, kMaxNtRows]
-  AlignedFloats accumulators_;  // [kMaxTile, kMaxTile]
+  Scratch scratch_;
+  float* panel_;         // K block of 32 or fewer columns of the vector operand
+  float* rows_;          // K block of the broadcast operand, where it has to be packed
+  float* transposed_;    // result of the NT products, [columns, kMaxNtRows]
+  float* accumulators_;  // [kMaxTile, kMaxTile]
 };
 
 }  // namespace mok

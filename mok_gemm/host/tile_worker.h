@@ -22,7 +22,7 @@ namespace mok {
 
 class TileWorkerImpl;
 
-// One per thread (not thread-safe); owns about 0.7 MiB of packing scratch. Nothing survives from
+// One per thread (not thread-safe); owns 2 MiB of packing scratch. Nothing survives from
 // one tile to the next: operands are packed K block by K block while they are multiplied, so there
 // is no weight cache that a caller would have to invalidate.
 class TileWorker {
