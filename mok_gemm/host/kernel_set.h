@@ -33,12 +33,12 @@ struct KernelSet {
   };
 };
 
-template <class Simd>
+template <class Simd, bool = Simd::kHasPairDot>
 struct BFloat16Units {
   using Type = SingleUnits<Simd, BFloat16>;
 };
 template <class Simd>
-requires(Simd::kHasPairDot) struct BFloat16Units<Simd> {
+struct BFloat16Units<Simd, true> {
   using Type = PairUnits<Simd>;
 };
 
