@@ -29,6 +29,9 @@ _SHAPE = flags.DEFINE_multi_string("shape", None, "Names of shapes; default: all
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object a shape instead of a table.")
 
 _WARM_UPS = 3
+# Longer than OpenMP's threads spin after a parallel region: else the layer that goes second, which
+# has threads of its own, would share the cores with the idle threads of the first.
+_PAUSE_SECONDS = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +99,7 @@ def time_pass(layer, inputs: dict, d_out: torch.Tensor) -> tuple[float, float]:
     """Seconds of (forward, forward and backward)."""
     for leaf in leaves_of(inputs):
         leaf.grad = None
+    time.sleep(_PAUSE_SECONDS)
     begin = time.perf_counter()
     out = layer(**inputs)
     forward = time.perf_counter() - begin
