@@ -61,12 +61,14 @@ ProgramShape ProgramShapeOf(const PassInputs& inputs, const LayerShape& shape,
   program.pass = inputs.pass;
   program.ring = ring;
   program.intermediate_tiles = tiles.intermediate;
+  program.down_grad_tiles = tiles.intermediate;
   program.hidden_tiles = tiles.hidden;
   program.weight_grad_down_tiles = tiles.weight_grad_down;
   program.weight_grad_gate_up_tiles = tiles.weight_grad_gate_up;
   program.token_reduce_tiles = tiles.token_reduce;
   program.token_blocks = CeilDiv<int64_t>(shape.num_tokens, kRowBlock);
   program.shared_intermediate_tiles = tiles.shared_intermediate;
+  program.shared_down_grad_tiles = tiles.shared_intermediate;
   program.shared_weight_grad_down_tiles = tiles.shared_weight_grad_down;
   program.shared_weight_grad_gate_up_tiles = tiles.shared_weight_grad_gate_up;
   program.kept_macrobatches = inputs.kept_macrobatches;

@@ -56,7 +56,7 @@ TEST(OrderTimelineTest, WorkersHardlyEverWait) {
       EXPECT_LT(forward.pipelined, 1.02);
       EXPECT_GT(forward.unpipelined, 1.15);
       const Ratios backward = MeasureRatios(layer, Pass::kBackward, options, separate_pushes);
-      EXPECT_LT(backward.pipelined, 1.01);
+      EXPECT_LT(backward.pipelined, 1.015);  // long tiles: a wave ends less evenly
       EXPECT_GT(backward.unpipelined, backward.pipelined);
     }
   }

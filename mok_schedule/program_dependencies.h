@@ -70,7 +70,7 @@ class DependencyList {
     const WeightGradPiece piece = program_.PieceOf(task_);
     const ProgramShape& shape = program_.shape();
     WaitForRange(CounterFamily::kDownGradDone, shape.ring.slot_of_block(piece.first_block),
-                 piece.num_blocks, (task_.macrobatch + 1) * int64_t{shape.intermediate_tiles});
+                 piece.num_blocks, (task_.macrobatch + 1) * int64_t{shape.down_grad_tiles});
     if (piece.carry_in) {
       WaitFor(CounterFamily::kWeightGradDone, task_.expert,
               WeightGradSignals(task_.expert, task_.macrobatch - 1));
@@ -112,8 +112,9 @@ class DependencyList {
     switch (family) {
       case CounterFamily::kGateUpDone:
       case CounterFamily::kRecomputeDone:
-      case CounterFamily::kDownGradDone:
         return program_.shape().intermediate_tiles;
+      case CounterFamily::kDownGradDone:
+        return program_.shape().down_grad_tiles;
       case CounterFamily::kDownDone:
       case CounterFamily::kInputGradDone:
         return program_.shape().hidden_tiles;
@@ -234,12 +235,14 @@ MOK_HOST_DEVICE inline void ListTokenDependencies(const ProgramShape& shape, con
       list.Signal(CounterFamily::kSharedDownGradDone, task.block);
       break;
     case TaskKind::kSharedInputGrad:
-      list.WaitFor(CounterFamily::kSharedDownGradDone, task.block, shared_tiles);  // d_gate, d_up
+      list.WaitFor(CounterFamily::kSharedDownGradDone, task.block,
+                   shape.shared_down_grad_tiles);  // d_gate, d_up
       list.Signal(CounterFamily::kSharedInputGradDone, task.block);
       break;
     case TaskKind::kSharedWeightGradDown:
     case TaskKind::kSharedWeightGradGateUp:
-      list.WaitForRange(CounterFamily::kSharedDownGradDone, 0, shape.token_blocks, shared_tiles);
+      list.WaitForRange(CounterFamily::kSharedDownGradDone, 0, shape.token_blocks,
+                        shape.shared_down_grad_tiles);
       break;
     case TaskKind::kTokenReduce:
       list.WaitFor(CounterFamily::kExit, 0, 1);  // the routes' rows

@@ -15,7 +15,8 @@ namespace mok {
 struct ProgramShape {
   Pass pass = Pass::kForward;
   RingPlan ring;
-  int32_t intermediate_tiles = 1;         // of GateUp and DownGrad, over I, per row block
+  int32_t intermediate_tiles = 1;         // of GateUp and its recomputation, over I, per row block
+  int32_t down_grad_tiles = 1;            // of DownGrad, over I, per row block
   int32_t hidden_tiles = 1;               // of Down and InputGrad, over H, per row or token block
   int32_t weight_grad_down_tiles = 1;     // of WeightGradDown, per expert
   int32_t weight_grad_gate_up_tiles = 1;  // of WeightGradGateUp, per expert
@@ -26,7 +27,8 @@ struct ProgramShape {
   int32_t exchange_tiles = 1;             // tasks that share the rows of a block in each exchange
   int32_t token_reduce_tiles = 1;         // tasks that share the tokens of a block in TokenReduce
   int64_t token_blocks = 0;               // ceil(T / kRowBlock) of this rank's own tokens
-  int32_t shared_intermediate_tiles = 0;  // of SharedGateUp and SharedDownGrad; 0: no shared expert
+  int32_t shared_intermediate_tiles = 0;  // of SharedGateUp, likewise; 0: no shared expert
+  int32_t shared_down_grad_tiles = 0;     // 0 exactly when there is no shared expert
   int32_t shared_weight_grad_down_tiles = 0;     // 0 exactly when there is no shared expert
   int32_t shared_weight_grad_gate_up_tiles = 0;  // 0 exactly when there is no shared expert
   // How many macrobatches, counted from 0, the backward finds in the ring: 1 after a forward over

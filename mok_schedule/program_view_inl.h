@@ -46,19 +46,20 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
       shape_.output_panel_blocks > 0 ? shape_.output_panel_blocks : minibatch;
   const int64_t intermediate = shape_.intermediate_tiles;
   const int64_t exchange = shape_.exchange_tiles;
-  const int64_t shared = shape_.shared_intermediate_tiles;
+  const int64_t down_grad = shape_.down_grad_tiles;
   const int64_t shared_hidden_tiles = shape_.has_shared_expert() ? shape_.hidden_tiles : 0;
   Append(TaskKind::kEntryBarrier, Span::kOnce, 1, 1);
   if (shape_.is_shared_recomputed()) {
-    Append(TaskKind::kSharedRecomputeGateUp, Span::kTokenBlocks, shared, minibatch);
+    Append(TaskKind::kSharedRecomputeGateUp, Span::kTokenBlocks, shape_.shared_intermediate_tiles,
+           minibatch);
   }
-  Append(TaskKind::kSharedDownGrad, Span::kTokenBlocks, shared, minibatch);
+  Append(TaskKind::kSharedDownGrad, Span::kTokenBlocks, shape_.shared_down_grad_tiles, minibatch);
   stream_begin_ = num_segments_;
   Append(TaskKind::kRecomputeGateUp, Span::kFirst, intermediate, minibatch, true);
   Append(TaskKind::kRecomputeGateUp, Span::kSecond, intermediate, minibatch, true);
-  Append(TaskKind::kDownGrad, Span::kFirst, intermediate, minibatch);
+  Append(TaskKind::kDownGrad, Span::kFirst, down_grad, minibatch);
   Append(TaskKind::kRecomputeGateUp, Span::kAfterNext, intermediate, minibatch, true);
-  Append(TaskKind::kDownGrad, Span::kNext, intermediate, minibatch);
+  Append(TaskKind::kDownGrad, Span::kNext, down_grad, minibatch);
   Append(TaskKind::kRecomputeDispatch, Span::kIncoming, exchange, 1, true);
   Append(TaskKind::kReverseCombine, Span::kIncoming, exchange, 1);
   Append(TaskKind::kReverseDispatch, Span::kBehind, exchange, 1);

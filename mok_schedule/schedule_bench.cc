@@ -53,6 +53,7 @@ void Measure(const char* name, int ep_size, int64_t tokens_per_rank, int topk, i
   shape.pass = Pass::kBackward;
   shape.ring = {table->num_row_blocks(), 19, std::max<int64_t>(1, table->num_row_blocks() / 3)};
   shape.intermediate_tiles = 16;
+  shape.down_grad_tiles = 8;
   shape.hidden_tiles = 28;
   shape.weight_grad_down_tiles = 16 * 28;
   shape.weight_grad_gate_up_tiles = 16 * 28;

@@ -373,6 +373,12 @@ TEST(TaskOrderTest, ErrorsNameTheField) {
   EXPECT_THAT(message([](ProgramShape& shape) { shape.weight_grad_down_tiles = 0; }),
               HasSubstr("weight_grad_down_tiles"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.shared_intermediate_tiles = 2; }),
+              HasSubstr("shared_down_grad_tiles: expected 1 to"));
+  EXPECT_THAT(message([](ProgramShape& shape) { shape.down_grad_tiles = 0; }),
+              HasSubstr("down_grad_tiles: expected 1 to"));
+  EXPECT_THAT(message([](ProgramShape& shape) {
+                shape.shared_intermediate_tiles = shape.shared_down_grad_tiles = 2;
+              }),
               HasSubstr("shared_weight_grad_down_tiles: expected 1 to"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.shared_weight_grad_gate_up_tiles = 2; }),
               HasSubstr("shared_weight_grad_gate_up_tiles: expected 0 to 0, got 2"));

@@ -41,6 +41,7 @@ Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
       CheckRange("shared_intermediate_tiles", shape.shared_intermediate_tiles, 0, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckRange("kept_macrobatches", shape.kept_macrobatches, 0, 1));
   if (shape.pass == Pass::kBackward) {
+    MOK_RETURN_IF_ERROR(CheckRange("down_grad_tiles", shape.down_grad_tiles, 1, kMaxInt32));
     // Without them nothing would tell when the rows they read may be overwritten.
     MOK_RETURN_IF_ERROR(
         CheckRange("weight_grad_down_tiles", shape.weight_grad_down_tiles, 1, kMaxInt32));
@@ -48,6 +49,8 @@ Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
         CheckRange("weight_grad_gate_up_tiles", shape.weight_grad_gate_up_tiles, 1, kMaxInt32));
     const int64_t smallest = shape.has_shared_expert() ? 1 : 0;
     const int64_t largest = shape.has_shared_expert() ? kMaxInt32 : 0;
+    MOK_RETURN_IF_ERROR(
+        CheckRange("shared_down_grad_tiles", shape.shared_down_grad_tiles, smallest, largest));
     MOK_RETURN_IF_ERROR(CheckRange("shared_weight_grad_down_tiles",
                                    shape.shared_weight_grad_down_tiles, smallest, largest));
     MOK_RETURN_IF_ERROR(CheckRange("shared_weight_grad_gate_up_tiles",

@@ -15,8 +15,8 @@ enum class ScheduleErrorKind : int32_t {
   kExpertRanges,  // the ranks' experts are not consecutive ranges that end at E
 };
 
-// In mapped host memory, one per rank, zero before first use: the kernel only stores to it. The
-// first error is kept (ScheduleState::failed_batches); every rank records the same one.
+// In mapped host memory, one per rank, zero before first use. The first error is kept until the host
+// sets `state` back to 0; every rank records the same one.
 struct ScheduleErrorRecord {
   uint32_t state;  // 0: nothing, 1: being written, 2: complete
   ScheduleErrorKind kind;

@@ -16,14 +16,13 @@ namespace mok {
 inline constexpr int kMaxScheduleExperts = 2048;  // local ones
 inline constexpr int kMaxScheduleRanks = 256;
 
-// In device memory, one per workspace, zero before the first launch. Only the epoch and the failed
-// batches live on from one batch to the next, so that a captured graph can be replayed.
+// In device memory, one per workspace, zero before the first launch. Only the epoch lives on from one
+// batch to the next, so that a captured graph can be replayed.
 struct ScheduleState {
   uint64_t epoch;            // batches that have been built
   uint64_t staged_blocks;    // blocks that have staged their part of the rank's ids
   uint64_t counted_blocks;   // blocks whose counts are complete
   uint64_t finished_blocks;  // blocks that are done with the batch
-  uint64_t failed_batches;   // batches with an error; the host's record holds that of the first
 };
 
 // The first invalid id that a block has seen.

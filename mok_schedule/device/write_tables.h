@@ -12,7 +12,7 @@
 
 namespace mok {
 
-// The first error of all ranks, if any, into the host's record.
+// The first error of all ranks, if any, into the host's record if that is empty.
 template <int kBug, class Storage>
 MOK_DEVICE void RecordErrors(const ScheduleParams& p, Storage& s, int64_t disagreement) {
   const auto* headers = reinterpret_cast<const ScheduleHeader*>(
@@ -24,7 +24,7 @@ MOK_DEVICE void RecordErrors(const ScheduleParams& p, Storage& s, int64_t disagr
   invalid = BlockMinimum(s.scratch, invalid);
   const bool disagree = disagreement != kNoRoute;
   if (Thread() != 0 || (!disagree && invalid.order == kNoRoute)) return;
-  if (AtomicAddRelaxedGpu(&p.state->failed_batches, uint64_t{1}) != 0) return;
+  if (LoadRelaxedSys(&p.error->state) != 0) return;
   const auto rank = static_cast<int32_t>(disagree ? disagreement / 8 : invalid.order);
   const ScheduleHeader& header = headers[rank];
   ScheduleErrorRecord& error = *p.error;

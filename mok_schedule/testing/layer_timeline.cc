@@ -41,6 +41,7 @@ ProgramCase LayerProgram(const LayerModel& layer, const MachineModel& machine, P
                                     : DefaultMinibatchRows(minibatch) / kRowBlock;
   shape.ring.macrobatch_blocks = CeilDiv(blocks, options.num_macrobatches);
   shape.intermediate_tiles = static_cast<int32_t>(2 * layer.intermediate / kTileColumns);
+  shape.down_grad_tiles = static_cast<int32_t>(layer.intermediate / kTileColumns);
   shape.hidden_tiles = static_cast<int32_t>(layer.hidden / kTileColumns);
   const int64_t grad_tiles = layer.hidden * layer.intermediate / (kRowBlock * kTileColumns);
   shape.weight_grad_down_tiles = static_cast<int32_t>(grad_tiles);
@@ -51,6 +52,7 @@ ProgramCase LayerProgram(const LayerModel& layer, const MachineModel& machine, P
   shape.token_blocks = CeilDiv<int64_t>(layer.tokens, kRowBlock);
   shape.shared_intermediate_tiles =
       static_cast<int32_t>(2 * layer.shared_intermediate / kTileColumns);
+  shape.shared_down_grad_tiles = static_cast<int32_t>(layer.shared_intermediate / kTileColumns);
   const int64_t shared_grad_tiles =
       layer.hidden * layer.shared_intermediate / (kRowBlock * kTileColumns);
   shape.shared_weight_grad_down_tiles = static_cast<int32_t>(shared_grad_tiles);
@@ -80,10 +82,9 @@ TimelineModel LayerTimelineModel(const LayerModel& layer, const MachineModel& ma
       case TaskKind::kRecomputeGateUp:
       case TaskKind::kSharedGateUp:
       case TaskKind::kSharedRecomputeGateUp:
-        return tile(kTileColumns, layer.hidden);
       case TaskKind::kDownGrad:
       case TaskKind::kSharedDownGrad:
-        return tile(kTileColumns / 2, layer.hidden);
+        return tile(kTileColumns, layer.hidden);
       case TaskKind::kDown:
         return tile(kTileColumns, layer.intermediate);
       case TaskKind::kInputGrad:

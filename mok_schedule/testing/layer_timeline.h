@@ -12,7 +12,7 @@
 namespace mok::testing {
 
 // One rank of a layer. Output tiles are 128 x 256: 128 columns of I in GateUp, half gate and half
-// up, and 256 columns elsewhere, but for DownGrad, which has as many tiles as GateUp.
+// up, and 256 columns elsewhere.
 struct LayerModel {
   std::string name;
   int64_t tokens = 0;  // of this rank

@@ -50,7 +50,7 @@ class NaiveOrder {
     if (shape_.kept_macrobatches == 0) {
       AddTokenBlocks(TaskKind::kSharedRecomputeGateUp, shape_.shared_intermediate_tiles);
     }
-    AddTokenBlocks(TaskKind::kSharedDownGrad, shape_.shared_intermediate_tiles);
+    AddTokenBlocks(TaskKind::kSharedDownGrad, shape_.shared_down_grad_tiles);
     AddLeadIn(0);
     for (size_t m = 0; m < macrobatches_.size(); ++m) BackwardMacrobatch(m);
     AddTokenBlocks(TaskKind::kSharedInputGrad,
@@ -95,10 +95,10 @@ class NaiveOrder {
     const int recompute_tiles = recomputed ? shape_.intermediate_tiles : 0;
     AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, 0), recompute_tiles);
     AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, 1), recompute_tiles);
-    AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, 0), shape_.intermediate_tiles);
+    AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, 0), shape_.down_grad_tiles);
     for (int j = 0; j < n; ++j) {
       AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, j + 2), recompute_tiles);
-      AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, j + 1), shape_.intermediate_tiles);
+      AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, j + 1), shape_.down_grad_tiles);
       if (recomputed) AddExchange(TaskKind::kRecomputeDispatch, Minibatch(m, j + 3));
       AddExchange(TaskKind::kReverseCombine, Minibatch(m, j + 3));
       AddExchange(TaskKind::kReverseDispatch, Minibatch(m, j - 1));

@@ -1,5 +1,6 @@
 #include "mok_schedule/testing/program_effects.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,7 +16,12 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
   const int64_t experts = program.view().table().num_local_experts;
   const int64_t intermediate = shape_.intermediate_tiles;
   const int64_t hidden = shape_.hidden_tiles;
-  const int64_t shared = shape_.shared_intermediate_tiles;
+  const int64_t down_grad = shape_.down_grad_tiles;
+  const int64_t shared_down_grad = shape_.shared_down_grad_tiles;
+  // Cells that are tiles of both GateUp and DownGrad are parts of either.
+  const int64_t shared_gate_up = shape_.shared_intermediate_tiles;
+  const int64_t parts = intermediate * down_grad;
+  const int64_t shared_parts = shared_gate_up * std::max<int64_t>(shared_down_grad, 1);
   const int64_t exchange = shape_.exchange_tiles;
   const int64_t gradient = shape_.weight_grad_tiles();
   const int64_t shared_gradient =
@@ -27,21 +33,21 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
       {shape_.ring.num_row_blocks, exchange},  // kSent
       {1, 1},                                  // kLanded
       {slots, exchange},                       // kX
-      {slots, intermediate},                   // kGateUp
+      {slots, parts},                          // kGateUp
       {slots, intermediate},                   // kHidden
       {slots, hidden},                         // kY
       {slots, exchange},                       // kDOut
-      {slots, intermediate},                   // kDGateUp
-      {slots, intermediate},                   // kWeightedHidden
-      {slots, intermediate},                   // kDRouter
+      {slots, down_grad},                      // kDGateUp
+      {slots, parts},                          // kWeightedHidden
+      {slots, down_grad},                      // kDRouter
       {slots, hidden},                         // kDX
       {1, gradient},                           // kCarry
       {experts, gradient},                     // kGradient
-      {tokens, shared},                        // kSharedGateUp
-      {tokens, shared},                        // kSharedHidden
+      {tokens, shared_parts},                  // kSharedGateUp
+      {tokens, shared_gate_up},                // kSharedHidden
       {tokens, hidden},                        // kSharedY
-      {tokens, shared},                        // kSharedDGateUp
-      {tokens, shared},                        // kSharedWeightedHidden
+      {tokens, shared_down_grad},              // kSharedDGateUp
+      {tokens, shared_parts},                  // kSharedWeightedHidden
       {tokens, hidden},                        // kSharedDX
       {1, shared_gradient},                    // kSharedGradient
       {tokens, shape_.token_reduce_tiles},     // kOutput
@@ -95,6 +101,14 @@ void ProgramEffects::Append(std::vector<Access>& list, Buffer buffer, int64_t ro
                             int64_t label) const {
   for (int64_t column = 0; column < columns_[static_cast<int>(buffer)]; ++column) {
     list.push_back(Cell(buffer, row, column, label));
+  }
+}
+
+void ProgramEffects::AppendPart(std::vector<Access>& list, Buffer buffer, const Part& part,
+                                int64_t label) const {
+  const int64_t columns = columns_[static_cast<int>(buffer)] / part.parts;
+  for (int64_t i = 0; i < columns; ++i) {
+    list.push_back(Cell(buffer, part.row, part.index * columns + i, label));
   }
 }
 
@@ -165,10 +179,10 @@ void ProgramEffects::AddForward(const Task& task, Effects& effects) const {
     case TaskKind::kRecomputeGateUp: {
       // The backward has no use for h; an implementation may drop it where weighted_h comes next.
       const bool forward = task.kind == TaskKind::kGateUp;
+      const Part tile = {slot, task.tile, shape_.intermediate_tiles};
       Append(effects.reads, Buffer::kX, slot, block);
-      effects.writes = {
-          Cell(Buffer::kGateUp, slot, task.tile, block),
-          Cell(forward ? Buffer::kHidden : Buffer::kWeightedHidden, slot, task.tile, block)};
+      AppendPart(effects.writes, Buffer::kGateUp, tile, block);
+      AppendPart(effects.writes, forward ? Buffer::kHidden : Buffer::kWeightedHidden, tile, block);
       break;
     }
     case TaskKind::kDown:
@@ -192,13 +206,15 @@ void ProgramEffects::AddBackward(const Task& task, Effects& effects) const {
       Append(effects.reads, Buffer::kInputs, 0, 0);
       effects.writes = {Cell(Buffer::kDOut, slot, task.tile, block)};
       break;
-    case TaskKind::kDownGrad:
+    case TaskKind::kDownGrad: {
+      const Part tile = {slot, task.tile, shape_.down_grad_tiles};
       Append(effects.reads, Buffer::kDOut, slot, block);
-      effects.reads.push_back(Cell(Buffer::kGateUp, slot, task.tile, block));
-      effects.writes = {Cell(Buffer::kDGateUp, slot, task.tile, block),
-                        Cell(Buffer::kWeightedHidden, slot, task.tile, block),
-                        Cell(Buffer::kDRouter, slot, task.tile, block)};
+      AppendPart(effects.reads, Buffer::kGateUp, tile, block);
+      AppendPart(effects.writes, Buffer::kDGateUp, tile, block);
+      AppendPart(effects.writes, Buffer::kWeightedHidden, tile, block);
+      AppendPart(effects.writes, Buffer::kDRouter, tile, block);
       break;
+    }
     case TaskKind::kInputGrad:
       Append(effects.reads, Buffer::kDGateUp, slot, block);
       effects.writes = {Cell(Buffer::kDX, slot, task.tile, block)};
@@ -240,20 +256,23 @@ void ProgramEffects::AddShared(const Task& task, Effects& effects) const {
     case TaskKind::kSharedGateUp:
     case TaskKind::kSharedRecomputeGateUp: {
       const bool forward = task.kind == TaskKind::kSharedGateUp;
-      effects.writes = {Cell(Buffer::kSharedGateUp, task.block, task.tile, 0),
-                        Cell(forward ? Buffer::kSharedHidden : Buffer::kSharedWeightedHidden,
-                             task.block, task.tile, 0)};
+      const Part tile = {task.block, task.tile, shape_.shared_intermediate_tiles};
+      AppendPart(effects.writes, Buffer::kSharedGateUp, tile, 0);
+      AppendPart(effects.writes, forward ? Buffer::kSharedHidden : Buffer::kSharedWeightedHidden,
+                 tile, 0);
       break;
     }
     case TaskKind::kSharedDown:
       Append(effects.reads, Buffer::kSharedHidden, task.block, 0);
       effects.writes = {Cell(Buffer::kSharedY, task.block, task.tile, 0)};
       break;
-    case TaskKind::kSharedDownGrad:
-      effects.reads = {Cell(Buffer::kSharedGateUp, task.block, task.tile, 0)};
-      effects.writes = {Cell(Buffer::kSharedDGateUp, task.block, task.tile, 0),
-                        Cell(Buffer::kSharedWeightedHidden, task.block, task.tile, 0)};
+    case TaskKind::kSharedDownGrad: {
+      const Part tile = {task.block, task.tile, shape_.shared_down_grad_tiles};
+      AppendPart(effects.reads, Buffer::kSharedGateUp, tile, 0);
+      AppendPart(effects.writes, Buffer::kSharedDGateUp, tile, 0);
+      AppendPart(effects.writes, Buffer::kSharedWeightedHidden, tile, 0);
       break;
+    }
     case TaskKind::kSharedInputGrad:
       Append(effects.reads, Buffer::kSharedDGateUp, task.block, 0);
       effects.writes = {Cell(Buffer::kSharedDX, task.block, task.tile, 0)};

@@ -71,6 +71,11 @@ class ProgramEffects {
   Access Cell(Buffer buffer, int64_t row, int64_t column, int64_t label) const;
   // All columns of rows first .. first + count - 1; the label of a ring cell is that of its block.
   void Append(std::vector<Access>& list, Buffer buffer, int64_t row, int64_t label) const;
+  // One of the equal parts into which tiles of one size cut a row's cells.
+  struct Part {
+    int64_t row, index, parts;
+  };
+  void AppendPart(std::vector<Access>& list, Buffer buffer, const Part& part, int64_t label) const;
   void AddForward(const Task& task, Effects& effects) const;
   void AddBackward(const Task& task, Effects& effects) const;
   void AddWeightGrad(const Task& task, Effects& effects) const;

@@ -39,14 +39,15 @@ TaskProgram ProgramCase::Create() const {
 }
 
 std::string ProgramCase::Description() const {
-  std::string text = StrCat(
-      shape.pass == Pass::kForward ? "forward" : "backward", ", minibatch ",
-      shape.ring.minibatch_blocks, ", macrobatch ", shape.ring.macrobatch_blocks, ", tiles ",
-      shape.intermediate_tiles, " ", shape.hidden_tiles, " ", shape.weight_grad_down_tiles, " ",
-      shape.weight_grad_gate_up_tiles, ", output panel ", shape.output_panel_blocks,
-      ", exchange tiles ", shape.exchange_tiles, ", reduce tiles ", shape.token_reduce_tiles,
-      ", token blocks ", shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles,
-      ", kept ", shape.kept_macrobatches, ", rows of experts");
+  std::string text =
+      StrCat(shape.pass == Pass::kForward ? "forward" : "backward", ", minibatch ",
+             shape.ring.minibatch_blocks, ", macrobatch ", shape.ring.macrobatch_blocks, ", tiles ",
+             shape.intermediate_tiles, " ", shape.down_grad_tiles, " ", shape.hidden_tiles, " ",
+             shape.weight_grad_down_tiles, " ", shape.weight_grad_gate_up_tiles, ", output panel ",
+             shape.output_panel_blocks, ", exchange tiles ", shape.exchange_tiles,
+             ", reduce tiles ", shape.token_reduce_tiles, ", token blocks ", shape.token_blocks,
+             ", shared tiles ", shape.shared_intermediate_tiles, " ", shape.shared_down_grad_tiles,
+             ", kept ", shape.kept_macrobatches, ", rows of experts");
   for (const int32_t rows : table.expert_rows) text += StrCat(" ", rows);
   return text;
 }
@@ -67,6 +68,7 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
   shape.ring.minibatch_blocks =
       Uniform(random, 0, 3) == 0 ? shape.ring.macrobatch_blocks : Uniform(random, 1, 5);
   shape.intermediate_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
+  shape.down_grad_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.hidden_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.weight_grad_down_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.weight_grad_gate_up_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
@@ -78,6 +80,7 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
   shape.kept_macrobatches = static_cast<int32_t>(Uniform(random, 0, 1));
   if (Uniform(random, 0, 2) > 0) {
     shape.shared_intermediate_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
+    shape.shared_down_grad_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.shared_weight_grad_down_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.shared_weight_grad_gate_up_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   }

@@ -281,6 +281,7 @@ ProgramShape RandomShape(const DeviceSchedule& schedule, std::mt19937_64& random
   shape.ring.minibatch_blocks = Uniform(random, 1, 3);
   shape.ring.macrobatch_blocks = schedule.macrobatch_blocks;
   shape.intermediate_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
+  shape.down_grad_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.hidden_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.exchange_tiles = 1 << Uniform(random, 0, 3);
   shape.token_blocks = Uniform(random, 0, 3);
