@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "mok_megakernel/api_error.h"
+
 namespace mok {
 namespace {
 
@@ -34,12 +36,6 @@ int NumCores() {
   cpu_set_t cores;
   if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-Status CheckStructSize(const char* name, int64_t given, int64_t expected) {
-  if (given == expected) return OkStatus();
-  return InvalidArgumentError(name, ".struct_size: expected ", expected, ", got ", given,
-                              " (compiled against another version of mok.h?)");
 }
 
 StatusOr<EngineConfig> ResolveConfig(const MokEngineConfig* config, int ep_size) {

@@ -40,7 +40,4 @@ int NumCores();
 // Errors name the field, what was expected and what was given.
 StatusOr<EngineConfig> ResolveConfig(const MokEngineConfig* config, int ep_size);
 
-// kInvalidArgument unless a struct of the C API has the size that this library knows.
-Status CheckStructSize(const char* name, int64_t given, int64_t expected);
-
 }  // namespace mok

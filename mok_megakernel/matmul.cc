@@ -8,6 +8,7 @@
 
 #include "mok_gemm/host/gemm.h"
 #include "mok_gemm/host/isa.h"
+#include "mok_megakernel/api_error.h"
 #include "mok_megakernel/engine_config.h"
 #include "mok_megakernel/worker_pool.h"
 

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
-#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "mok_core/dtype.h"
 #include "mok_core/status.h"
 #include "mok_gemm/host/isa.h"
+#include "mok_megakernel/api_error.h"
 #include "mok_megakernel/engine_config.h"
 #include "mok_megakernel/host_engine.h"
 #include "mok_megakernel/in_process_group.h"
@@ -32,8 +32,6 @@ struct MokInProcessGroup {
   mok::InProcessGroup group;
 };
 
-static_assert(MOK_INTERNAL == static_cast<int>(mok::StatusCode::kInternal));
-static_assert(MOK_OUT_OF_RANGE == static_cast<int>(mok::StatusCode::kOutOfRange));
 static_assert(MOK_BF16 == static_cast<int>(mok::DType::kBf16));
 static_assert(MOK_FP32 == static_cast<int>(mok::DType::kFp32));
 static_assert(MOK_OP_SCHEDULE == static_cast<int>(mok::Operation::kSchedule));
@@ -43,31 +41,10 @@ static_assert(MOK_NUM_ISAS == static_cast<int>(mok::Isa::kAvx512Bf16) + 1);
 namespace mok {
 namespace {
 
-thread_local std::string last_error;
-
-// Runs a function that returns a Status; nothing is thrown across the C boundary.
-template <class Function>
-int32_t Guard(Function function) {
-  Status status;
-  try {
-    status = function();
-  } catch (const std::bad_alloc&) {
-    status = ResourceExhaustedError("out of memory");
-  } catch (const std::exception& error) {
-    status = InternalError("unexpected exception: ", error.what());
-  }
-  last_error = status.message();
-  return static_cast<int32_t>(status.code());
-}
-
-Status NullPointer(const char* name) {
-  return InvalidArgumentError(name, ": expected a pointer, got null");
-}
-
 // Runs function(workspace) under the workspace's lock, unless the workspace is broken.
 template <class Function>
 int32_t GuardLocked(MokWorkspace* handle, Function function) {
-  return Guard([&]() -> Status {
+  return GuardApi([&]() -> Status {
     if (handle == nullptr) return NullPointer("workspace");
     Workspace& workspace = *handle->workspace;
     const auto lock = workspace.lock();
@@ -179,8 +156,6 @@ extern "C" {
 
 int32_t mok_api_version(void) { return MOK_API_VERSION; }
 
-const char* mok_last_error(void) { return mok::last_error.c_str(); }
-
 const char* mok_isa_name(int32_t isa) {
   if (isa < 0 || isa >= MOK_NUM_ISAS) return "unknown";
   return mok::IsaName(static_cast<mok::Isa>(isa));
@@ -196,7 +171,7 @@ int32_t mok_best_isa(void) { return static_cast<int32_t>(mok::BestIsa()); }
 int32_t mok_num_cores(void) { return mok::NumCores(); }
 
 int32_t mok_trace_create(int32_t num_workers, int64_t events_per_worker, MokTrace** trace) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (trace == nullptr) return mok::NullPointer("trace");
     if (num_workers < 1 || events_per_worker < 0) {
       return mok::InvalidArgumentError("expected num_workers >= 1 and events_per_worker >= 0, got ",
@@ -210,7 +185,7 @@ int32_t mok_trace_create(int32_t num_workers, int64_t events_per_worker, MokTrac
 void mok_trace_destroy(MokTrace* trace) { delete trace; }
 
 int32_t mok_trace_write(const MokTrace* trace, const char* path) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (trace == nullptr) return mok::NullPointer("trace");
     if (path == nullptr) return mok::NullPointer("path");
     const auto kind_name = [](int32_t kind) -> std::string {
@@ -221,7 +196,7 @@ int32_t mok_trace_write(const MokTrace* trace, const char* path) {
 }
 
 int32_t mok_in_process_group_create(int32_t ep_size, MokInProcessGroup** group) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (group == nullptr) return mok::NullPointer("group");
     if (ep_size < 1) return mok::InvalidArgumentError("ep_size: expected >= 1, got ", ep_size);
     *group = new MokInProcessGroup(ep_size);
@@ -232,7 +207,7 @@ int32_t mok_in_process_group_create(int32_t ep_size, MokInProcessGroup** group) 
 void mok_in_process_group_destroy(MokInProcessGroup* group) { delete group; }
 
 int32_t mok_workspace_create(const MokWorkspaceOptions* options, MokWorkspace** workspace) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (options == nullptr) return mok::NullPointer("options");
     if (workspace == nullptr) return mok::NullPointer("workspace");
     MOK_RETURN_IF_ERROR(
@@ -247,14 +222,14 @@ int32_t mok_workspace_create(const MokWorkspaceOptions* options, MokWorkspace** 
 void mok_workspace_destroy(MokWorkspace* workspace) { delete workspace; }
 
 int32_t mok_workspace_check(const MokWorkspace* workspace) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (workspace == nullptr) return mok::NullPointer("workspace");
     return workspace->workspace->CheckUsable();
   });
 }
 
 int32_t mok_workspace_info(const MokWorkspace* workspace, MokWorkspaceInfo* info) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (workspace == nullptr) return mok::NullPointer("workspace");
     if (info == nullptr) return mok::NullPointer("info");
     MOK_RETURN_IF_ERROR(mok::CheckStructSize("MokWorkspaceInfo", info->struct_size, sizeof(*info)));
@@ -304,7 +279,7 @@ int32_t mok_schedule_build(MokWorkspace* workspace, const MokEngineConfig* confi
 void mok_schedule_destroy(MokSchedule* schedule) { delete schedule; }
 
 int32_t mok_schedule_info(const MokSchedule* schedule, MokScheduleInfo* info) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (schedule == nullptr) return mok::NullPointer("schedule");
     if (info == nullptr) return mok::NullPointer("info");
     return mok::FillScheduleInfo(*schedule->schedule, info);
@@ -312,7 +287,7 @@ int32_t mok_schedule_info(const MokSchedule* schedule, MokScheduleInfo* info) {
 }
 
 int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int64_t* counts) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (schedule == nullptr) return mok::NullPointer("schedule");
     const auto& rows = schedule->schedule->table.expert_rows;
     if (counts == nullptr && !rows.empty()) return mok::NullPointer("counts");
@@ -327,7 +302,7 @@ int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t topk,
 }
 
 int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t num_words) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (schedule == nullptr) return mok::NullPointer("schedule");
     if (words == nullptr) return mok::NullPointer("words");
     const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
@@ -336,7 +311,7 @@ int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t n
 }
 
 int32_t mok_schedule_load(const int32_t* words, int64_t num_words, MokSchedule** schedule) {
-  return mok::Guard([&]() -> mok::Status {
+  return mok::GuardApi([&]() -> mok::Status {
     if (words == nullptr) return mok::NullPointer("words");
     if (schedule == nullptr) return mok::NullPointer("schedule");
     const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
@@ -361,7 +336,7 @@ int32_t mok_backward(MokWorkspace* workspace, const MokEngineConfig* config,
 }
 
 int32_t mok_matmul(const MokMatmulArgs* args) {
-  return mok::Guard([&] { return mok::Matmul(args); });
+  return mok::GuardApi([&] { return mok::Matmul(args); });
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "mok_megakernel/api_error.h"
 #include "mok_megakernel/engine_config.h"
 
 namespace mok {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mok_core/bits.h"
+#include "mok_megakernel/api_error.h"
 #include "mok_megakernel/fingerprint.h"
 
 namespace mok {

@@ -1,0 +1,172 @@
+/* MoK on Hopper GPUs: the layer of mok.h as two kernels per call, one that builds the schedule and
+ * one that is the whole forward. Plain C, as mok.h, whose notation, structs, status codes and
+ * mok_last_error() hold here too; tensors are bf16, router weights fp32.
+ *
+ * The library allocates nothing: the caller hands in all memory. Nothing here waits for the GPU
+ * (but mok_cuda_workspace_create), and no size depends on the routing, so that calls can be
+ * captured into a CUDA graph and replayed with other expert ids, other tokens and other weights in
+ * the same memory.
+ *
+ * Collective functions (schedule build, forward) are called by every rank, in the same order. The
+ * ranks meet on the GPUs: a rank that does not come makes the others' kernels end after the
+ * timeout. What a kernel finds wrong is written to `records` and returned by a later call or by
+ * mok_cuda_check:
+ *   - an expert id outside [-1, E), or ranks that disagree on K, E or on who owns which experts:
+ *     returned once, by mok_cuda_schedule_build before it queues anything, or by mok_cuda_check.
+ *     The batch had no routes; the workspace works on.
+ *   - MOK_DEADLINE_EXCEEDED: the workspace is unusable from then on.
+ */
+#ifndef MOK_MEGAKERNEL_MOK_CUDA_H_
+#define MOK_MEGAKERNEL_MOK_CUDA_H_
+
+#include "mok_megakernel/mok.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MOK_CUDA_MAX_RANKS = 72, MOK_CUDA_ALIGNMENT = 256 };
+
+/* ---- Workspace ---------------------------------------------------------------------------- */
+
+/* What one rank keeps between calls. Shared by any number of layers and of live forwards; calls on
+ * one workspace come from one thread at a time and are queued on streams that follow each other. */
+typedef struct MokCudaWorkspace MokCudaWorkspace;
+
+typedef struct MokCudaOptions {
+  int64_t struct_size;
+  int32_t rank;           /* [0, ep_size) */
+  int32_t ep_size;        /* R in [1, MOK_CUDA_MAX_RANKS]; same on every rank */
+  int64_t max_tokens;     /* the largest T of any rank in any call; same on every rank */
+  int32_t hidden;         /* H, a multiple of 8; same on every rank */
+  int32_t topk;           /* K >= 1; same on every rank */
+  int32_t device;         /* CUDA ordinal of a GPU of compute capability 9.0 */
+  int32_t num_sms;        /* of that GPU */
+  double timeout_seconds; /* > 0: how long a rank waits for another one before it gives up */
+} MokCudaOptions;
+
+/* Memory that the caller provides, in bytes; each aligned to MOK_CUDA_ALIGNMENT. */
+typedef struct MokCudaMemory {
+  int64_t struct_size;
+  int64_t heap_bytes;      /* of the symmetric heap: device memory that every rank can access */
+  int64_t heap_zero_bytes; /* of its beginning that has to be zero before any rank makes a call */
+  int64_t state_bytes;     /* device memory of this rank, zero */
+  int64_t record_bytes;    /* page-locked host memory, mapped into the device, zero */
+  int64_t x_offset;        /* of the staged x [max_tokens, H] in the heap, -1 if ep_size is 1. A
+                              forward whose x lies there already saves the copy */
+} MokCudaMemory;
+MOK_API int32_t mok_cuda_memory(const MokCudaOptions* options, MokCudaMemory* memory);
+
+typedef struct MokCudaAddresses {
+  int64_t struct_size;
+  void* const* heap_of_rank; /* [ep_size] as this rank's GPU addresses them; read by create only */
+  void* state;
+  void* records;
+} MokCudaAddresses;
+
+/* Not collective. Waits for one small copy to the GPU. */
+MOK_API int32_t mok_cuda_workspace_create(const MokCudaOptions* options,
+                                          const MokCudaAddresses* addresses,
+                                          MokCudaWorkspace** workspace);
+/* The memory has to outlive kernels that are still queued, and graphs. */
+MOK_API void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace);
+
+/* MOK_OK, or what the kernels that have ended so far found wrong. Does not wait: synchronise first
+ * to hear of those that are still queued. */
+MOK_API int32_t mok_cuda_check(MokCudaWorkspace* workspace);
+
+/* ---- A layer ------------------------------------------------------------------------------ */
+
+/* The sizes of a layer on this rank, and how it runs. No field but the numbers of experts and the
+ * widths changes a bit of any result. */
+typedef struct MokCudaLayer {
+  int64_t struct_size;
+  int32_t num_local_experts;   /* El, at most 2048; may differ by rank */
+  int32_t first_expert;        /* global id of local expert 0: the El of the ranks below, summed */
+  int32_t num_experts;         /* E >= 1; same on every rank */
+  int32_t intermediate;        /* I, a multiple of 8 */
+  int32_t shared_intermediate; /* Is, a multiple of 8; 0: no shared expert */
+  int32_t num_comm_sms;        /* SMs that only move rows; 0: warps beside the GEMM do it */
+  int64_t num_tokens;          /* T of this call, in [0, max_tokens] */
+  int64_t minibatch_rows;      /* rounded up to row blocks of 128 rows; 0: heuristic */
+  int64_t macrobatch_rows;     /* rows of the ring, rounded up to row blocks; 0: heuristic, -1: all
+                                  rows (nothing is recomputed by a backward) */
+  int32_t num_sms;             /* SMs that the forward uses; 0: all */
+  int32_t reserved;            /* 0 */
+} MokCudaLayer;
+
+typedef struct MokCudaLayerMemory {
+  int64_t struct_size;
+  int64_t ring_rows;              /* of a MokContext. Depends on max_tokens, or on T if R = 1 */
+  int64_t schedule_bytes;         /* device memory that a schedule fills */
+  int64_t schedule_scratch_bytes; /* device memory of one mok_cuda_schedule_build */
+  int64_t forward_scratch_bytes;  /* device memory of one mok_cuda_forward */
+  /* Inside a schedule: int64 [2], row blocks of this rank and tokens of all ranks; int32 [El],
+   * routes that lead to each local expert. */
+  int64_t result_offset, expert_rows_offset;
+} MokCudaLayerMemory;
+MOK_API int32_t mok_cuda_layer_memory(const MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                                      MokCudaLayerMemory* memory);
+
+/* An upper bound of schedule_bytes / 4, linear in its two sizes (in rows and experts), for
+ * compilers that plan buffers symbolically:
+ *   MOK_CUDA_SCHEDULE_HEADER_WORDS + 3 * El + 2 * capacity + 4 * ceil(capacity / 128)
+ * with capacity = mok_schedule_capacity_rows(R * max_tokens, or T if R = 1; K; El). */
+enum { MOK_CUDA_SCHEDULE_HEADER_WORDS = 512 };
+
+/* Which part of a call is queued. Ranks that are processes, each on its own GPU, use WHOLE. Ranks
+ * that share a GPU and run one after the other queue every part for all ranks before the next part:
+ * schedule STAGE, BUILD; forward STAGE, EXCHANGE, REDUCE. Stream order stands for their meetings. */
+enum MokCudaPart {
+  MOK_CUDA_WHOLE = 0,
+  MOK_CUDA_STAGE = 1,
+  MOK_CUDA_BUILD = 2,
+  MOK_CUDA_EXCHANGE = 3,
+  MOK_CUDA_REDUCE = 4
+};
+
+typedef struct MokCudaScheduleArgs {
+  int64_t struct_size;
+  const void* topk_idx;   /* [T, K] global expert ids, -1: no route */
+  int32_t topk_idx_bytes; /* of an element: 4 or 8 */
+  int32_t part;           /* MokCudaPart */
+  void* schedule;         /* [schedule_bytes], written */
+  void* scratch;          /* [schedule_scratch_bytes], free again when the kernel has run. The parts
+                             of one call share it */
+  void* stream;           /* cudaStream_t */
+} MokCudaScheduleArgs;
+
+/* Collective. The schedule serves any number of forwards with the same T, R, K, experts and
+ * macrobatch, of this workspace. */
+MOK_API int32_t mok_cuda_schedule_build(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                                        const MokCudaScheduleArgs* args);
+
+typedef struct MokCudaForwardArgs {
+  int64_t struct_size;
+  MokLayer layer;
+  MokContext context;     /* written */
+  const void* topk_idx;   /* as given to the schedule: tells routes from "no route" */
+  int32_t topk_idx_bytes; /* 4 or 8 */
+  int32_t part;           /* MokCudaPart */
+  const void* schedule;
+  void* scratch; /* [forward_scratch_bytes], as in MokCudaScheduleArgs */
+  void* out;     /* [T, H], written; may not overlap x */
+  void* stream;  /* cudaStream_t */
+} MokCudaForwardArgs;
+
+/* Collective: the whole layer. Tensors are aligned to 16 bytes. */
+MOK_API int32_t mok_cuda_forward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                                 const MokCudaForwardArgs* args);
+
+/* ---- Matrix product ----------------------------------------------------------------------- */
+
+/* As mok_matmul, on a GPU of any kind: every sum runs over k in ascending order with one rounding
+ * per term, so the bits of c(i, j) depend on its row of a and its column of b only. num_threads and
+ * isa are ignored. */
+MOK_API int32_t mok_cuda_matmul(const MokMatmulArgs* args, int32_t device, void* stream);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* MOK_MEGAKERNEL_MOK_CUDA_H_ */
