@@ -1,0 +1,33 @@
+"""Which layers there are, and which of them can run here."""
+
+import importlib.util
+from collections.abc import Callable
+
+from benchmarks.layer.all_gather_layer import NcclAllGather, TokenLayer
+from benchmarks.layer.all_to_all_layer import AllToAllLayer
+from benchmarks.layer.grouped_linear import CublasLoop, TorchGroupedMm
+from benchmarks.layer.layers import Layer, MokLayer
+from benchmarks.layer.problem import Problem
+
+# Name on the command line: what makes the layer.
+LAYERS: dict[str, Callable[[Problem], Layer]] = {
+    "mok": MokLayer,
+    "all_gather_grouped_mm": lambda p: TokenLayer(p, NcclAllGather(p), TorchGroupedMm),
+    "all_gather_cublas": lambda p: TokenLayer(p, NcclAllGather(p), CublasLoop),
+    "all_to_all_grouped_mm": lambda p: AllToAllLayer(p, TorchGroupedMm),
+    "all_to_all_cublas": lambda p: AllToAllLayer(p, CublasLoop),
+}
+
+# Packages that a layer needs beyond PyTorch.
+_NEEDS: dict[str, str] = {}
+
+
+def available_layers() -> list[str]:
+    """Names of the layers whose packages are installed."""
+    missing = {name for name, package in _NEEDS.items() if not importlib.util.find_spec(package)}
+    return [name for name in LAYERS if name not in missing]
+
+
+def make_layers(problem: Problem, names: list[str] | None) -> list[Layer]:
+    """names: on the command line; None: all that are available."""
+    return [LAYERS[name](problem) for name in names or available_layers()]

@@ -1,0 +1,138 @@
+"""Times the whole layer on several GPUs: MoK against NCCL + PyTorch and what else is installed.
+
+    torchrun --nproc-per-node=2 -m benchmarks.layer.layer --json=layer.json --plot=layer.png
+    ./bazelw run //benchmarks/layer -- --backend=gloo --device=cpu --ranks=2 --model=tiny
+
+Without torchrun it starts --ranks processes itself. measure.py has the protocol, README.md of
+benchmarks the peers and how to read the table.
+"""
+
+import os
+import socket
+import sys
+
+import rich.console
+import rich.progress
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from absl import app, flags
+
+from benchmarks.layer import report
+from benchmarks.layer.cases import FAMILIES, MODELS, Case, make_case
+from benchmarks.layer.catalogue import LAYERS, make_layers
+from benchmarks.layer.check import check_layers, check_same_results
+from benchmarks.layer.measure import Rates, measure_layers, measure_rates
+from benchmarks.layer.problem import make_problem
+
+_BACKEND = flags.DEFINE_enum("backend", "nccl", ["nccl", "gloo"], "Of the process group.")
+_DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where layers run.")
+_RANKS = flags.DEFINE_integer("ranks", None, "Processes to start; default: one a GPU.")
+_MODEL = flags.DEFINE_multi_enum("model", ["kimi", "glm", "qwen", "deepseek"], MODELS, "Models.")
+_FAMILY = flags.DEFINE_multi_enum("family", list(FAMILIES), FAMILIES, "Families of cases.")
+_LAYER = flags.DEFINE_multi_enum("layer", None, LAYERS, "Default: all that can run here.")
+_TOKENS = flags.DEFINE_integer("tokens", None, "Tokens per rank, instead of the family's.")
+_ITERATIONS = flags.DEFINE_integer("iterations", 30, "Timed iterations.", lower_bound=1)
+_WARM_UPS = flags.DEFINE_integer("warm_ups", 6, "Iterations before.", lower_bound=0)
+_FORWARD_ONLY = flags.DEFINE_multi_string("forward_only", [], "Names of layers without backward.")
+_CHECK = flags.DEFINE_bool("check", True, "Compare with float64 at a small size first.")
+_JSON = flags.DEFINE_string("json", None, "Where to write the results.")
+_PLOT = flags.DEFINE_string("plot", None, "Where to draw them.")
+
+_TINY_GEMM = 256  # the size of the product that stands for a CPU's rate
+
+
+def _environment(device: torch.device) -> dict:
+    environment = {"torch": torch.__version__, "ranks": dist.get_world_size()}
+    if device.type == "cuda":
+        environment["device"] = torch.cuda.get_device_name(device)
+        environment["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return environment
+
+
+def _measure_case(case: Case, device: torch.device, rates: Rates, progress) -> report.CaseResult:
+    problem = make_problem(case, device, _dtype(device))
+    layers = make_layers(problem, _LAYER.value)
+    forward_only = set(_FORWARD_ONLY.value)
+    check_same_results(layers, forward_only)
+    iterations, warm_ups = _ITERATIONS.value, _WARM_UPS.value
+    task = progress.add_task(case.name, total=iterations + warm_ups)
+    times = measure_layers(
+        layers, forward_only, device, iterations, warm_ups, lambda: progress.advance(task)
+    )
+    link_bytes = {layer.name: layer.link_bytes for layer in layers}
+    return report.CaseResult(case, problem.load, rates, times, link_bytes)
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _run() -> None:
+    """One rank, in a process group."""
+    leads = dist.get_rank() == 0
+    device = torch.device("cpu")
+    if _DEVICE.value == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    console = rich.console.Console(quiet=not leads, width=None if sys.stdout.isatty() else 180)
+    if _CHECK.value:
+        errors = check_layers(device, _dtype(device), _LAYER.value, set(_FORWARD_ONLY.value))
+        for name, error in errors.items():
+            console.print(f"{name}: error against float64 at most {error:.1e}")
+    results = []
+    columns = rich.progress.Progress.get_default_columns()
+    with rich.progress.Progress(*columns, console=console, transient=True) as progress:
+        for model in _MODEL.value:
+            for family in _FAMILY.value:
+                rates = measure_rates(device, 8192 if device.type == "cuda" else _TINY_GEMM)
+                case = make_case(model, family, _TOKENS.value)
+                results.append(_measure_case(case, device, rates, progress))
+                report.print_result(results[-1], progress.console)
+                if leads and _JSON.value:  # after each case: a run that is cut short leaves some
+                    report.write_json(_JSON.value, _environment(device), results)
+    if leads and _PLOT.value:
+        report.write_plot(_PLOT.value, results)
+
+
+def _rank_main(rank: int, ranks: int, port: int, argv: list[str]) -> None:
+    """A process of its own."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(argv)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    _join_and_run()
+
+
+def _join_and_run() -> None:
+    if _DEVICE.value == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(_BACKEND.value)
+    try:
+        _run()
+    finally:
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    if (_BACKEND.value == "nccl") != (_DEVICE.value == "cuda"):
+        raise app.UsageError("--backend=nccl goes with --device=cuda, gloo with cpu")
+    if "RANK" in os.environ:  # torchrun
+        return _join_and_run()
+    ranks = _RANKS.value or torch.cuda.device_count()
+    if ranks < 1:
+        raise app.UsageError("no GPU; --ranks=2 --backend=gloo --device=cpu runs on a CPU")
+    multiprocessing.spawn(_rank_main, (ranks, _free_port(), sys.argv), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    app.run(main)

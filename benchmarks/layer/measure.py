@@ -1,0 +1,155 @@
+"""The protocol: layers take turns, ranks are aligned, the machine's own rates come from the same run.
+
+Power capping makes any other comparison worthless: what a kernel's rate is depends on what ran
+before it. Each iteration times every layer once, in an order that all ranks draw alike; each timed
+pass follows a sleep on the device, which hides the host's launches, and an all-reduce of 4 bytes,
+which aligns the ranks. A pass costs what it costs the slowest rank; medians are reported.
+"""
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.layer.layers import Layer
+
+_SLEEP_CYCLES = 500_000  # about 0.3 ms
+_GEMM_SIZE = 8192
+_PAUSE_SECONDS = 0.02
+
+
+class Clock:
+    """Marks moments of the current stream, or of the host where there is no GPU."""
+
+    def __init__(self, device: torch.device):
+        self._is_cuda = device.type == "cuda"
+        self._aligned = torch.zeros(1, device=device)
+
+    def align(self) -> None:
+        if self._is_cuda:
+            torch.cuda._sleep(_SLEEP_CYCLES)
+        dist.all_reduce(self._aligned)
+
+    def mark(self):
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
+    def elapsed_ms(self, begin, end) -> float:
+        if not self._is_cuda:
+            return (end - begin) * 1e3
+        return begin.elapsed_time(end)
+
+
+@dataclasses.dataclass
+class Times:
+    """Median milliseconds. planned_*: with the plan (routing table) made anew."""
+
+    forward: float
+    planned_forward: float
+    forward_backward: float | None  # None: the layer has no backward
+
+
+def time_pass(layer: Layer, clock: Clock, with_plan: bool, with_backward: bool) -> list[float]:
+    """Milliseconds from the beginning to the end of the forward and to that of the backward."""
+    clock.synchronize()
+    clock.align()
+    marks = [clock.mark()]
+    if with_plan:
+        layer.plan()
+    layer.forward()
+    marks.append(clock.mark())
+    if with_backward:
+        layer.backward()
+        marks.append(clock.mark())
+    clock.synchronize()
+    return [clock.elapsed_ms(marks[0], mark) for mark in marks[1:]]
+
+
+def measure_layers(
+    layers: list[Layer],
+    forward_only: set[str],
+    device: torch.device,
+    iterations: int,
+    warm_ups: int,
+    progress: Callable[[], None] = lambda: None,
+) -> dict[str, Times]:
+    """Collective. forward_only: names of layers whose backward is left out."""
+    clock, order = Clock(device), random.Random(0)
+    forward = {layer.name: [] for layer in layers}
+    planned, both = ({name: [] for name in forward} for _ in range(2))
+    # Each iteration: without the plan, with it.
+    turns = [(layer, with_plan) for layer in layers for with_plan in (False, True)]
+    for layer in layers:
+        layer.plan()
+    for iteration in range(warm_ups + iterations):
+        order.shuffle(turns)
+        for layer, with_plan in turns:
+            has_backward = layer.name not in forward_only and not with_plan
+            times = time_pass(layer, clock, with_plan, has_backward)
+            if iteration < warm_ups:
+                continue
+            (planned if with_plan else forward)[layer.name].append(times[0])
+            if has_backward:
+                both[layer.name].append(times[1])
+        progress()
+    return {
+        name: Times(
+            _median_of_slowest(forward[name], device),
+            _median_of_slowest(planned[name], device),
+            _median_of_slowest(both[name], device) if both[name] else None,
+        )
+        for name in forward
+    }
+
+
+def _median_of_slowest(times: list[float], device: torch.device) -> float:
+    """The slowest rank of each iteration, then the median over iterations."""
+    slowest = torch.tensor(times, device=device, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.median().item()
+
+
+@dataclasses.dataclass
+class Rates:
+    """TFLOP/s of an 8192 x 8192 x 8192 bf16 product on the slowest rank, random operands."""
+
+    burst: float  # products 20 ms apart
+    sustained: float  # 60 back to back
+
+
+def measure_rates(device: torch.device, size: int = _GEMM_SIZE) -> Rates:
+    """Collective: all ranks at once, as in a layer."""
+    clock = Clock(device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def run(count: int) -> float:
+        clock.synchronize()
+        clock.align()
+        begin = clock.mark()
+        for _ in range(count):
+            torch.mm(a, b, out=out)
+        end = clock.mark()
+        clock.synchronize()
+        return clock.elapsed_ms(begin, end) / count
+
+    run(3)
+    bursts = []
+    for _ in range(9):
+        time.sleep(_PAUSE_SECONDS)
+        bursts.append(run(1))
+    teraflop = 2.0 * size**3 * 1e-12
+    burst = teraflop / (_median_of_slowest(bursts, device) * 1e-3)
+    sustained = teraflop / (_median_of_slowest([run(60)], device) * 1e-3)
+    return Rates(burst, sustained)

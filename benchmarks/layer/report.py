@@ -1,0 +1,136 @@
+"""Floors, ratios, and how results are shown: a table on the terminal, a JSON file, a plot."""
+
+import dataclasses
+import json
+import pathlib
+
+import rich.box
+import rich.console
+import rich.table
+
+from benchmarks.layer.cases import Case, Load
+from benchmarks.layer.measure import Rates, Times
+
+LINK_GIGABYTES = 372  # per second and direction: the copy engine's pull between two H200
+MOK = "MoK"
+
+
+@dataclasses.dataclass
+class CaseResult:
+    """Everything measured in one case."""
+
+    case: Case
+    load: Load
+    rates: Rates
+    times: dict[str, Times]
+    link_bytes: dict[str, float]  # of each layer's forward
+
+    def floor_ms(self, forward: bool) -> float:
+        """The least time of a forward at the burst rate, or of both passes at the sustained one.
+
+        FLOPs of the busiest rank over the rate or, if that takes longer, bytes of the busiest link
+        direction over the link's rate.
+        """
+        passes, link_passes, rate = (1, 1, self.rates.burst)
+        if not forward:
+            passes, link_passes, rate = (3, 2, self.rates.sustained)
+        compute = passes * self.case.flops(self.load.rows) / (rate * 1e12)
+        link = link_passes * self.load.link_bytes / (LINK_GIGABYTES * 1e9)
+        return max(compute, link) * 1e3
+
+    def best_peer_ms(self, field: str) -> float | None:
+        values = [getattr(times, field) for name, times in self.times.items() if name != MOK]
+        return min((value for value in values if value is not None), default=None)
+
+    def record(self) -> dict:
+        """For JSON."""
+        return {
+            "case": dataclasses.asdict(self.case),
+            "busiest_rank_rows": self.load.rows,
+            "busiest_link_bytes": self.load.link_bytes,
+            "burst_teraflops": self.rates.burst,
+            "sustained_teraflops": self.rates.sustained,
+            "forward_floor_ms": self.floor_ms(True),
+            "forward_backward_floor_ms": self.floor_ms(False),
+            "layers": {
+                name: dataclasses.asdict(times) | {"link_bytes": self.link_bytes[name]}
+                for name, times in self.times.items()
+            },
+        }
+
+
+def _number(value: float | None, pattern: str) -> str:
+    return "-" if value is None else format(value, pattern)
+
+
+def _rows(result: CaseResult):
+    """One row of cells for each layer, the fastest forward first."""
+    floors = {"forward": result.floor_ms(True), "forward_backward": result.floor_ms(False)}
+    flops = result.case.flops(result.load.rows)
+    for name, times in sorted(result.times.items(), key=lambda item: item[1].forward):
+        cells = [name]
+        for field, passes, link_passes in (("forward", 1, 1), ("forward_backward", 3, 2)):
+            value, best = getattr(times, field), result.best_peer_ms(field)
+            rate = gigabytes = over_floor = over_peer = None
+            if value is not None:
+                rate = passes * flops / value * 1e-9
+                gigabytes = link_passes * result.link_bytes[name] / value * 1e-6
+                over_floor = value / floors[field]
+                over_peer = None if best is None else best / value
+            cells += [_number(value, ".3f"), _number(rate, ".0f"), _number(gigabytes, ".0f")]
+            cells += [_number(over_floor, ".2f"), _number(over_peer, ".2f")]
+            if field == "forward":
+                cells.append(_number(times.planned_forward, ".3f"))
+        yield cells
+
+
+def print_result(result: CaseResult, console: rich.console.Console) -> None:
+    """The table of one case."""
+    rates = result.rates
+    title = (
+        f"{result.case.name}: floor {result.floor_ms(True):.3f} ms forward at the burst rate "
+        f"({rates.burst:.0f} TFLOP/s), {result.floor_ms(False):.3f} ms forward+backward at the "
+        f"sustained rate ({rates.sustained:.0f}); vs peer: the best peer's time over this one"
+    )
+    table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("layer", no_wrap=True)
+    both = ("TFLOP/s", "link GB/s", "x floor", "vs peer")
+    for column in ("fwd ms", *both, "with plan ms", "fwd+bwd ms", *both):
+        table.add_column(column, justify="right")
+    for cells in _rows(result):
+        table.add_row(*cells)
+    console.print(table)
+
+
+def write_json(path: str, environment: dict, results: list[CaseResult]) -> None:
+    document = {"environment": environment, "cases": [result.record() for result in results]}
+    pathlib.Path(path).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_plot(path: str, results: list[CaseResult]) -> None:
+    """Times over the floor, one group of bars a case; below 1 is impossible."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = sorted({name for result in results for name in result.times})
+    figure, panels = pyplot.subplots(2, 1, figsize=(4 + 1.6 * len(results), 9), squeeze=False)
+    for panel, field in zip(panels[:, 0], ("forward", "forward_backward"), strict=True):
+        for index, name in enumerate(names):
+            for group, result in enumerate(results):
+                value = getattr(result.times.get(name), field, None)
+                if value is None:
+                    continue
+                height = value / result.floor_ms(field == "forward")
+                width = 0.8 / len(names)
+                at = group - 0.4 + (index + 0.5) * width
+                label = name if group == 0 else None
+                panel.bar(at, height, width, color=f"C{index}", label=label)
+        panel.axhline(1, color="black", linewidth=1)
+        panel.set_xticks(range(len(results)), [result.case.name for result in results], rotation=20)
+        panel.set_ylabel(f"{field.replace('_', '+')}: time over floor")
+    panels[0, 0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
