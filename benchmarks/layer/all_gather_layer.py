@@ -27,7 +27,7 @@ class TokenExchange(Protocol):
     link_bytes: float
 
     def plan(self, topk_idx: Tensor, topk_weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns local expert ids int [N, K] (no local expert: -1) and their weights fp32 [N, K]."""
+        """Local expert ids int [N, K] (-1: the expert is elsewhere) and weights fp32 [N, K]."""
 
     def send(self, tokens: Tensor) -> tuple[Tensor, Wait]:
         """[T, H] -> [N, H], valid after the wait."""

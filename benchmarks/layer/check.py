@@ -27,7 +27,7 @@ def _require(error: float, tolerance: float, what: str) -> None:
 def check_layers(
     device: torch.device, dtype: torch.dtype, names: list[str] | None, forward_only: set[str]
 ) -> dict[str, float]:
-    """Compares outputs and gradients at a small size with float64; the worst error of each layer."""
+    """Compares results at a small size with float64; the worst error of each layer."""
     problem = make_problem(_SMALL, device, dtype, seed=3)
     expected, expected_grads = reference(problem)
     errors = {}

@@ -1,4 +1,4 @@
-"""Matrix products of rows that are sorted by expert: torch._grouped_mm, or cuBLAS once an expert."""
+"""Products of rows that are sorted by expert: torch._grouped_mm, or cuBLAS once an expert."""
 
 import dataclasses
 from typing import Protocol

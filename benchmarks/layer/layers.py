@@ -10,7 +10,7 @@ from mok_torch import functional
 
 
 class Layer(Protocol):
-    """One layer on one rank. All methods are collective; none waits for the GPU unless it has to."""
+    """One layer on one rank. All methods are collective; only plan may wait for the GPU."""
 
     name: str
     # Bytes into (or out of) this rank over links in a forward; a backward moves as many.

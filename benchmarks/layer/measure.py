@@ -1,4 +1,4 @@
-"""The protocol: layers take turns, ranks are aligned, the machine's own rates come from the same run.
+"""The protocol: layers take turns, ranks are aligned, rates of the machine are of the same run.
 
 Power capping makes any other comparison worthless: what a kernel's rate is depends on what ran
 before it. Each iteration times every layer once, in an order that all ranks draw alike; each timed
