@@ -29,6 +29,13 @@ MOK_HOST_DEVICE constexpr OperandLayout KMajorLayout(Swizzle swizzle) {
   return {swizzle, 16, 8 * static_cast<uint32_t>(swizzle)};
 }
 
+// An MN-major tile of boxes that are one swizzle span along M or N and `depth` along K, box after
+// box along M or N, as tensor loads leave them. One step of 16 along K is 16 spans.
+MOK_HOST_DEVICE constexpr OperandLayout MnMajorLayout(Swizzle swizzle, uint32_t depth) {
+  const auto span = static_cast<uint32_t>(swizzle);
+  return {swizzle, depth * span, 8 * span};
+}
+
 // Start address, to be added to the other fields. `shared_address` is 16-byte aligned.
 MOK_HOST_DEVICE constexpr uint64_t DescriptorAddress(uint32_t shared_address) {
   return (shared_address & 0x3FFFF) >> 4;

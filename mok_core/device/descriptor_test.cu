@@ -126,6 +126,60 @@ TEST(DescriptorTest, KMajorTilesLieAsCuteLaysThem) {
   ExpectKMajorLayout<cute::GMMA::Layout_K_SW32_Atom<bfloat16_t>>(Swizzle::k32);
 }
 
+// Byte offset of element (m, k) of an MN-major bf16 tile, as CuTe lays out `Atom` tiles; K first,
+// as tensor loads of boxes that are one span wide leave them.
+template <class Atom>
+void ExpectMnMajorLayout(Swizzle swizzle) {
+  constexpr int kSize = 128, kDepth = 64;
+  const int span = static_cast<int>(swizzle), elements = span / 2;
+  ASSERT_EQ(static_cast<int>(cute::size<0>(Atom{})), elements);
+  const auto layout = cute::as_position_independent_swizzle_layout(cute::tile_to_shape(
+      Atom{}, cute::make_shape(Int<kSize>{}, Int<kDepth>{}), cute::Step<cute::_2, cute::_1>{}));
+  const OperandLayout ours = MnMajorLayout(swizzle, kDepth);
+  for (int m = 0; m < kSize; ++m) {
+    for (int k = 0; k < kDepth; ++k) {
+      const uint32_t linear = m / elements * ours.leading_bytes + k / 8 * ours.stride_bytes +
+                              k % 8 * span + m % elements * 2;
+      const uint32_t chunks = span / 16 - 1;
+      const uint32_t place = linear ^ ((linear >> 7 & chunks) << 4);
+      ASSERT_EQ(static_cast<uint32_t>(layout(m, k)) * 2, place) << m << " " << k;
+    }
+  }
+}
+
+TEST(DescriptorTest, MnMajorTilesLieAsCuteLaysThem) {
+  using cute::bfloat16_t;
+  ExpectMnMajorLayout<cute::GMMA::Layout_MN_SW128_Atom<bfloat16_t>>(Swizzle::k128);
+  ExpectMnMajorLayout<cute::GMMA::Layout_MN_SW64_Atom<bfloat16_t>>(Swizzle::k64);
+  ExpectMnMajorLayout<cute::GMMA::Layout_MN_SW32_Atom<bfloat16_t>>(Swizzle::k32);
+}
+
+// The whole descriptor that CuTe derives from the layout of one instruction's part of a tile.
+template <class Atom>
+void ExpectMnMajorDescriptor(Swizzle swizzle) {
+  constexpr uint32_t kAddress = 0x1F400;
+  constexpr int kSize = 128, kDepth = 64;
+  const auto layout = cute::tile_to_shape(Atom{}, cute::make_shape(Int<kSize>{}, Int<kDepth>{}),
+                                          cute::Step<cute::_2, cute::_1>{});
+  const auto tile = cute::make_tensor(
+      cute::make_smem_ptr(reinterpret_cast<cute::bfloat16_t*>(uintptr_t{kAddress})), layout);
+  const auto instruction =
+      cute::local_tile(tile, cute::make_shape(Int<kSize>{}, Int<16>{}), cute::make_coord(0, 0));
+  // On the host CuTe prints that it cannot convert the address, which is therefore set here.
+  cute::GmmaDescriptor want =
+      cute::SM90::GMMA::make_gmma_desc<cute::SM90::GMMA::Major::MN>(instruction);
+  want.bitfield.start_address_ = kAddress >> 4;
+  const uint64_t ours = OperandDescriptorSm90(MnMajorLayout(swizzle, kDepth));
+  EXPECT_EQ(ours | DescriptorAddress(kAddress), want.desc_);
+}
+
+TEST(DescriptorTest, MnMajorDescriptorsAgreeWithCute) {
+  using cute::bfloat16_t;
+  ExpectMnMajorDescriptor<cute::GMMA::Layout_MN_SW128_Atom<bfloat16_t>>(Swizzle::k128);
+  ExpectMnMajorDescriptor<cute::GMMA::Layout_MN_SW64_Atom<bfloat16_t>>(Swizzle::k64);
+  ExpectMnMajorDescriptor<cute::GMMA::Layout_MN_SW32_Atom<bfloat16_t>>(Swizzle::k32);
+}
+
 TEST(DescriptorTest, AdvanceMovesTheAddressOnly) {
   const uint64_t descriptor = OperandDescriptorSm90(KMajorLayout(Swizzle::k128));
   EXPECT_EQ(AdvanceDescriptor(descriptor | DescriptorAddress(0x400), 32),

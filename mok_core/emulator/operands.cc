@@ -55,11 +55,12 @@ int ElementsPerChunk(ElementFormat format) {
 
 }  // namespace
 
-OperandDescriptor DecodeDescriptor(uint64_t descriptor, OperandArchitecture architecture) {
+OperandDescriptor DecodeDescriptor(uint64_t descriptor, OperandArchitecture architecture,
+                                   OperandMajor major) {
   const auto bits = static_cast<unsigned long>(descriptor);
   OperandDescriptor decoded{static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
                             static_cast<uint32_t>(descriptor >> 16 & 0x3FFF) << 4,
-                            static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4, 0};
+                            static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4, 0, major};
   if (architecture == OperandArchitecture::kSm90) {
     if ((descriptor >> 46 & 3) != 0) {
       Fail("descriptor", "%016lx has bits 46 and 47 set (an sm_100 descriptor?)", bits);
@@ -75,10 +76,20 @@ OperandDescriptor DecodeDescriptor(uint64_t descriptor, OperandArchitecture arch
     if (decoded.swizzle < 0) Fail("descriptor", "%016lx: layout type not emulated", bits);
   }
   if ((descriptor >> 49 & 7) != 0) Fail("descriptor", "%016lx: base offset not emulated", bits);
+  if (major == OperandMajor::kMn && decoded.swizzle == 0) {
+    Fail("descriptor", "%016lx: MN-major operands without swizzle are not emulated", bits);
+  }
   return decoded;
 }
 
 uint32_t OperandOffset(const OperandDescriptor& descriptor, int row, int chunk) {
+  if (descriptor.major == OperandMajor::kMn) {
+    const int chunks = descriptor.swizzle / 16;  // of an atom
+    const uint32_t linear = descriptor.start + chunk / chunks * descriptor.leading +
+                            row / 8 * descriptor.stride + row % 8 * descriptor.swizzle +
+                            chunk % chunks * 16;
+    return SwizzleOffset(linear, descriptor.swizzle);
+  }
   const uint32_t group = static_cast<uint32_t>(row / 8) * descriptor.stride;
   if (descriptor.swizzle == 0) {
     return descriptor.start + group + (row % 8) * 16 + chunk * descriptor.leading;
@@ -87,32 +98,46 @@ uint32_t OperandOffset(const OperandDescriptor& descriptor, int row, int chunk) 
   return SwizzleOffset(linear, descriptor.swizzle);
 }
 
+namespace {
+
+// The checked chunk at a shared offset; `row` for the report.
+const uint8_t* ReadChunk(const OperandReader& reader, uint32_t offset, int row) {
+  Block* block = reader.block;
+  CheckSharedOffset(block, offset, 16, reader.what);
+  if (g_engine.options.check_races) {
+    if (block->shadow[offset / 4].write.kind == AccessKind::kNone) {
+      Fail("uninit", "%s: row %d reads shared %s, which was never written", reader.what, row,
+           DescribeShared(block, offset).c_str());
+    }
+    RecordAccess(false, {block, offset, nullptr, 16}, *reader.clock, reader.access, reader.what);
+  }
+  return reinterpret_cast<const uint8_t*>(block->shared + offset);
+}
+
+void StoreElement(const OperandOutput& output, int rows, int row, int k, float value) {
+  if (output.transposed) {
+    output.values[k * output.leading_dimension + row] = value;
+  } else {
+    output.values[(k / 16) * rows * 16 + row * 16 + k % 16] = value;
+  }
+}
+
+}  // namespace
+
 void LoadOperand(const OperandReader& reader, const OperandDescriptor& descriptor, int rows,
                  ElementFormat format, const float* scales, const OperandOutput& output) {
   const int elements = ElementsPerChunk(format);
-  Block* block = reader.block;
-  for (int row = 0; row < rows; ++row) {
-    for (int chunk = 0; chunk < 2; ++chunk) {
-      const uint32_t offset = OperandOffset(descriptor, row, chunk);
-      CheckSharedOffset(block, offset, 16, reader.what);
-      if (g_engine.options.check_races) {
-        if (block->shadow[offset / 4].write.kind == AccessKind::kNone) {
-          Fail("uninit", "%s: row %d reads shared %s, which was never written", reader.what, row,
-               DescribeShared(block, offset).c_str());
-        }
-        RecordAccess(false, {block, offset, nullptr, 16}, *reader.clock, reader.access,
-                     reader.what);
-      }
-      const auto* bytes = reinterpret_cast<const uint8_t*>(block->shared + offset);
-      for (int k = 0; k < elements; ++k) {
-        float value = DecodeElement(bytes, k, format);
+  const bool is_mn = descriptor.major == OperandMajor::kMn;
+  const int lines = is_mn ? 16 : rows, chunks = is_mn ? rows / elements : 2;
+  for (int line = 0; line < lines; ++line) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const uint8_t* bytes = ReadChunk(reader, OperandOffset(descriptor, line, chunk), line);
+      for (int i = 0; i < elements; ++i) {
+        const int across = chunk * elements + i;
+        const int row = is_mn ? across : line, k = is_mn ? line : across;
+        float value = DecodeElement(bytes, i, format);
         if (scales != nullptr) value *= scales[row];
-        const int column = chunk * elements + k;
-        if (output.transposed) {
-          output.values[column * output.leading_dimension + row] = value;
-        } else {
-          output.values[(column / 16) * rows * 16 + row * 16 + column % 16] = value;
-        }
+        StoreElement(output, rows, row, k, value);
       }
     }
   }

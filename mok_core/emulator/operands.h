@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "mok_core/device/descriptor.h"
 #include "mok_core/emulator/engine.h"
 
 namespace mok::emulator {
@@ -11,15 +12,18 @@ namespace mok::emulator {
 struct OperandDescriptor {
   uint32_t start, leading, stride;
   int swizzle;
+  OperandMajor major;
 };
 
 enum class OperandArchitecture { kSm90, kSm100 };
 enum class ElementFormat { kBf16, kFp16, kE4m3, kE5m2, kE2m1 };
 
-OperandDescriptor DecodeDescriptor(uint64_t descriptor, OperandArchitecture architecture);
+OperandDescriptor DecodeDescriptor(uint64_t descriptor, OperandArchitecture architecture,
+                                   OperandMajor major = OperandMajor::kK);
 
-// Shared offset of 16-byte chunk `chunk` (0 or 1) of row `row` of a K-major operand that is one
-// instruction deep (32 bytes). PTX ISA 8.8 section 9.7.15, canonical layouts.
+// Shared offset of a 16-byte chunk of an operand that is one instruction deep. K-major: chunk
+// `chunk` (0 or 1, of 32 bytes) of row `row`. MN-major, swizzled: elements 8 chunk .. 8 chunk + 7
+// along M or N at depth `row` (0 to 15) of K. PTX ISA 8.8 section 9.7.15, canonical layouts.
 uint32_t OperandOffset(const OperandDescriptor& descriptor, int row, int chunk);
 
 // How an operand is read: by whom, knowing what.
@@ -30,8 +34,9 @@ struct OperandReader {
   const char* what;
 };
 
-// Reads `rows` x K of a K-major operand, where K is 16 (2-byte formats) or 32 (1-byte containers).
-// output: [rows][16] per half of K, or transposed [K][leading_dimension]. scales: per row, or null.
+// Reads `rows` x K of an operand, where K is 16 (2-byte formats) or 32 (1-byte containers,
+// K-major). output: [rows][16] per half of K, or transposed [K][leading_dimension]. scales: per
+// row, or null.
 struct OperandOutput {
   float* values;
   bool transposed;

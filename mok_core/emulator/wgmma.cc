@@ -54,17 +54,20 @@ void MoveOut(Warpgroup& warpgroup, const InflightAccumulator& inflight, int thre
   }
 }
 
+OperandMajor MajorOf(bool transpose) { return transpose ? OperandMajor::kMn : OperandMajor::kK; }
+
 void Execute(Block* block, Warpgroup& warpgroup, uint64_t number) {
   static float a[kRows * 16], b[16 * 256];
   WgmmaOperation& operation = warpgroup.operations[number];
   const WgmmaOperands& operands = operation.operands;
   const int n = operands.columns;
   const Access access{static_cast<uint32_t>(number + 1), warpgroup.agent, AccessKind::kAsync, 0xF};
+  constexpr auto kSm90 = OperandArchitecture::kSm90;
   LoadOperand({block, &operation.clock, access, "wgmma (read of A)"},
-              DecodeDescriptor(operands.descriptor_a, OperandArchitecture::kSm90), kRows,
+              DecodeDescriptor(operands.descriptor_a, kSm90, MajorOf(operands.transpose_a)), kRows,
               ElementFormat::kBf16, nullptr, {a, false, 0});
   LoadOperand({block, &operation.clock, access, "wgmma (read of B)"},
-              DecodeDescriptor(operands.descriptor_b, OperandArchitecture::kSm90), n,
+              DecodeDescriptor(operands.descriptor_b, kSm90, MajorOf(operands.transpose_b)), n,
               ElementFormat::kBf16, nullptr, {b, true, n});
   float* c = warpgroup.buffers[operation.buffer].data();
   if (!operands.accumulate) std::fill(c, c + kRows * n, 0.0f);
@@ -88,9 +91,6 @@ void WgmmaBf16(float* accumulator, const WgmmaOperands& operands) {
   Enter("wgmma.mma_async");
   Fiber* fiber = g_current;
   Warpgroup& warpgroup = fiber->block->warpgroups[fiber->thread / kThreads];
-  if (operands.transpose_a || operands.transpose_b) {
-    Fail("descriptor", "MN-major wgmma operands are not emulated");
-  }
   if (!fiber->wgmma_fenced) {
     Fail("usage", "wgmma.mma_async without wgmma.fence since the registers were last accessible");
   }

@@ -1,6 +1,7 @@
 // Inputs of the primitives' kernels, shared by their test and the validation against the GPU.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 

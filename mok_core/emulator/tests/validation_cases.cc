@@ -6,6 +6,7 @@
 #include "mok_core/emulator/tests/cluster_sm90.h"
 #include "mok_core/emulator/tests/exchange_sm90.h"
 #include "mok_core/emulator/tests/grouped_gemm_sm90.h"
+#include "mok_core/emulator/tests/mn_major_inputs.h"
 #include "mok_core/emulator/tests/persistent_sm90.h"
 #include "mok_core/emulator/tests/primitive_inputs.h"
 #include "mok_core/emulator/tests/primitives_sm90.h"
@@ -65,6 +66,18 @@ Status RunGroupedGemm(const char* name, bool exact, Results& results) {
   Append(results, StrCat(name, ".c"), exact ? Agreement::kBits : Agreement::kOneBFloat16Ulp, p.c,
          kRows * kColumns);
   if (exact) Append(results, StrCat(name, ".sums"), Agreement::kBits, p.sums, groups);
+  return OkStatus();
+}
+
+Status RunMnMajor(Results& results) {
+  namespace mn = mn_major;
+  for (int form = 0; form < mn::kNumForms; ++form) {
+    const MnMajorCase test = MakeMnMajorCase(mn::kForms[form]);
+    MOK_RETURN_IF_ERROR(Launch(mn::FormKernel(form), test.params, {.name = "mn_major"}));
+    MOK_RETURN_IF_ERROR(runtime::Synchronize());
+    Append(results, StrCat("mn_major.form", form), Agreement::kBits, test.params.c,
+           mn::kRows * mn::kColumns);
+  }
   return OkStatus();
 }
 
@@ -218,6 +231,7 @@ std::vector<ValidationCase> ValidationCases() {
       {"math", RunMath},
       {"gemm_exact", [](Results& r) { return RunGroupedGemm("gemm_exact", true, r); }},
       {"gemm_inexact", [](Results& r) { return RunGroupedGemm("gemm_inexact", false, r); }},
+      {"mn_major", RunMnMajor},
       {"cluster", RunCluster},
       {"exchange", RunExchange},
       {"persistent", [](Results& r) { return RunPersistent("persistent", -1, r); }},
