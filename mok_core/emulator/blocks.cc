@@ -1,6 +1,7 @@
 // Birth and end of clusters, blocks and their threads.
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "mok_core/emulator/engine.h"
 

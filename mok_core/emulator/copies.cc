@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "mok_core/emulator/engine.h"
 #include "mok_core/emulator/tensor_map.h"

@@ -1,5 +1,6 @@
 // tcgen05 matrix multiplies and the copy of scales. Instruction descriptors: PTX ISA 8.8 section
 // 9.7.16, tables of kind::f16 and kind::mxf8f6f4.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 

@@ -4,6 +4,7 @@
 
 #include <set>
 #include <string>
+#include <vector>
 
 #include "mok_gemm/sm90/gemm_task.h"
 

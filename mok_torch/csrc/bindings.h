@@ -8,6 +8,8 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace mok {
 

@@ -1,6 +1,7 @@
 // MokStatusCode to Python exceptions.
 #include <pybind11/pybind11.h>
 
+#include <stdexcept>
 #include <string>
 
 #include "mok_megakernel/mok.h"
