@@ -59,7 +59,7 @@ class MoKConfig:
         timeout = self.timeout_seconds
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise TypeError(f"timeout_seconds: expected a number, got {type(timeout).__name__}")
-        if not (timeout > 0 and math.isfinite(timeout)):
+        if not 0 < timeout < math.inf:
             raise ValueError(f"timeout_seconds: expected a finite number > 0, got {timeout}")
 
     def _check_integer(self, name: str, lowest: int, highest: int, optional: bool = False):

@@ -48,7 +48,7 @@ def capacity_rows(num_tokens_total: int, topk: int, num_local_experts: int) -> i
     if num_local_experts == 0:
         return 0
     routes = num_tokens_total * topk
-    experts = torch.sym_min(routes, num_local_experts)
+    experts = _minimum(routes, num_local_experts)
     return ROW_BLOCK * (experts + (routes - experts) // ROW_BLOCK)
 
 
@@ -67,7 +67,7 @@ def ring_rows(
     if wanted is None:
         balanced = -(-num_tokens_total * topk // ep_size)
         wanted = balanced + balanced // 4 + ROW_BLOCK * num_local_experts
-    return torch.sym_min(capacity, _round_up(wanted, ROW_BLOCK))
+    return _minimum(capacity, _round_up(wanted, ROW_BLOCK))
 
 
 def make_plan(
@@ -109,3 +109,14 @@ def engine_config(plan: Plan, ranks_in_process: int, num_comm: int) -> _C.Engine
 
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+def _minimum(left: int, right: int) -> int:
+    """min, which for a SymInt must not depend on its present value.
+
+    Dynamo follows the first branch for symbols too, and traces min as sym_min; before PyTorch 2.12
+    it refuses sym_min of two ordinary integers.
+    """
+    if isinstance(left, int) and isinstance(right, int):
+        return min(left, right)
+    return torch.sym_min(left, right)
