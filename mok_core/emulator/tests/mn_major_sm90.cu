@@ -33,7 +33,7 @@ struct Operand {
   }
 
   // Bytes from one instruction's K to the next one's.
-  static constexpr uint32_t StepOffset(int step) {
+  static MOK_HOST_DEVICE constexpr uint32_t StepOffset(int step) {
     constexpr int kBytes = kInstructionK * 2;
     if (kIsMn) return step * kInstructionK * kSpan;
     return step * kBytes / kSpan * kBoxBytes + step * kBytes % kSpan;
@@ -41,7 +41,7 @@ struct Operand {
 };
 
 template <int kBug>
-constexpr uint64_t Descriptor(OperandMajor major, Swizzle swizzle) {
+MOK_HOST_DEVICE constexpr uint64_t Descriptor(OperandMajor major, Swizzle swizzle) {
   OperandLayout layout =
       major == OperandMajor::kMn ? MnMajorLayout(swizzle, kDepth) : KMajorLayout(swizzle);
   if (kBug == kLeadingAndStrideSwapped)
