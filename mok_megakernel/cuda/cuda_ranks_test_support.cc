@@ -1,0 +1,267 @@
+#include "mok_megakernel/cuda/cuda_ranks_test_support.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "mok_core/device/runtime.h"
+
+namespace mok::testing {
+namespace {
+
+constexpr int64_t kElement = sizeof(BFloat16);
+
+void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
+void MustSucceed(int32_t code) { MOK_CHECK(code == MOK_OK) << mok_last_error(); }
+
+template <class Struct>
+void SetSize(Struct& value) {
+  value.struct_size = sizeof(value);
+}
+
+}  // namespace
+
+void* CudaRanks::Allocate(int device, int64_t bytes, const char* name) {
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, MOK_CUDA_ALIGNMENT));
+  StatusOr<void*> memory = runtime::AllocateDevice(device, size, name);
+  MOK_CHECK(memory.ok()) << memory.status();
+  return memory.value();
+}
+
+void* CudaRanks::Upload(int device, const void* values, int64_t bytes, const char* name) {
+  void* memory = Allocate(device, bytes, name);
+  if (bytes > 0) {
+    MustSucceed(runtime::CopyToDevice(memory, values, static_cast<size_t>(bytes)));
+  }
+  return memory;
+}
+
+void* CudaRanks::AllocatePoisoned(Rank& rank, int64_t bytes, const char* name) {
+  void* memory = Allocate(rank.device, bytes, name);
+  if (bytes > 0) rank.poisoned.push_back({memory, bytes});
+  return memory;
+}
+
+CudaRanks::CudaRanks(const LayerData& data, const CudaRanksOptions& options)
+    : data_(data), options_(options), ranks_(data.spec.tokens.size()) {
+  const int num_ranks = data.spec.ep_size();
+  for (int index = 0; index < num_ranks; ++index) MakeMemory(index);
+  std::vector<void*> heaps;
+  for (const Rank& rank : ranks_) heaps.push_back(rank.heap);
+  for (int index = 0; index < num_ranks; ++index) {
+    Rank& rank = ranks_[index];
+    for (const Rank& peer : ranks_) {
+      MustSucceed(runtime::EnablePeerAccess(rank.device, peer.device));
+    }
+    MokCudaAddresses addresses{};
+    SetSize(addresses);
+    addresses.heap_of_rank = heaps.data();
+    addresses.state = rank.state;
+    addresses.records = rank.records;
+    MustSucceed(mok_cuda_workspace_create(&rank.options, &addresses, &rank.workspace));
+    MakeLayer(index);
+    UploadInputs(index);
+    UploadWeights(index);
+    MakeOutputs(index);
+  }
+}
+
+CudaRanks::~CudaRanks() {
+  for (const Rank& rank : ranks_) mok_cuda_workspace_destroy(rank.workspace);
+}
+
+void CudaRanks::MakeMemory(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  rank.device = options_.own_devices ? index : 0;
+  StatusOr<void*> stream = runtime::CreateStream(rank.device);
+  MOK_CHECK(stream.ok());
+  rank.stream = options_.own_devices || index == 0 ? stream.value() : ranks_[0].stream;
+  rank.first_token = std::accumulate(spec.tokens.begin(), spec.tokens.begin() + index, int64_t{0});
+  SetSize(rank.options);
+  rank.options.rank = index;
+  rank.options.ep_size = spec.ep_size();
+  rank.options.max_tokens = *std::max_element(spec.tokens.begin(), spec.tokens.end());
+  rank.options.hidden = static_cast<int32_t>(spec.hidden);
+  rank.options.topk = spec.topk;
+  rank.options.device = rank.device;
+  rank.options.num_sms = options_.num_sms;
+  rank.options.timeout_seconds = options_.timeout_seconds;
+  SetSize(rank.memory);
+  MustSucceed(mok_cuda_memory(&rank.options, &rank.memory));
+  rank.heap = Allocate(rank.device, rank.memory.heap_bytes, "heap");
+  MustSucceed(runtime::Fill(rank.heap, 0, static_cast<size_t>(rank.memory.heap_zero_bytes)));
+  rank.state = Allocate(rank.device, rank.memory.state_bytes, "state");
+  MustSucceed(runtime::Fill(rank.state, 0, static_cast<size_t>(rank.memory.state_bytes)));
+  StatusOr<void*> records =
+      runtime::AllocateMappedHost(static_cast<size_t>(rank.memory.record_bytes), "records");
+  MOK_CHECK(records.ok());
+  rank.records = records.value();
+}
+
+void CudaRanks::MakeLayer(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  SetSize(rank.layer);
+  rank.layer.num_local_experts = spec.experts[index];
+  rank.layer.first_expert =
+      std::accumulate(spec.experts.begin(), spec.experts.begin() + index, int32_t{0});
+  rank.layer.num_experts = spec.num_experts();
+  rank.layer.intermediate = static_cast<int32_t>(spec.intermediate);
+  rank.layer.shared_intermediate = static_cast<int32_t>(spec.shared_intermediate);
+  rank.layer.num_comm_sms = options_.num_comm_sms;
+  rank.layer.num_tokens = spec.tokens[index];
+  rank.layer.minibatch_rows = options_.minibatch_rows;
+  rank.layer.macrobatch_rows = options_.macrobatch_rows;
+  SetSize(rank.layer_memory);
+  MustSucceed(mok_cuda_layer_memory(rank.workspace, &rank.layer, &rank.layer_memory));
+}
+
+void CudaRanks::UploadInputs(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  const int64_t tokens = spec.tokens[index], routes = tokens * spec.topk;
+  const int64_t row_bytes = spec.hidden * kElement;
+  MokCudaForwardArgs& args = rank.forward;
+  SetSize(args);
+  const void* x = data_.x.At(rank.first_token * spec.hidden);
+  if (options_.x_in_heap) {
+    void* staged = static_cast<std::byte*>(rank.heap) + rank.memory.x_offset;
+    MustSucceed(runtime::CopyToDevice(staged, x, static_cast<size_t>(tokens * row_bytes)));
+    args.layer.x = staged;
+  } else {
+    args.layer.x = Upload(rank.device, x, tokens * row_bytes, "x");
+  }
+  args.layer.topk_weight = static_cast<const float*>(
+      Upload(rank.device, data_.topk_weight.data() + rank.first_token * spec.topk,
+             routes * int64_t{sizeof(float)}, "topk_weight"));
+  if (spec.shared_scale) {
+    args.layer.shared_scale =
+        static_cast<const float*>(Upload(rank.device, data_.shared_scale.data() + rank.first_token,
+                                         tokens * int64_t{sizeof(float)}, "shared_scale"));
+  }
+  args.layer.swiglu_limit = spec.swiglu_limit;
+  args.topk_idx = Allocate(rank.device, routes * options_.id_bytes, "topk_idx");
+  args.topk_idx_bytes = options_.id_bytes;
+  SetSize(rank.schedule);
+  rank.schedule.topk_idx = args.topk_idx;
+  rank.schedule.topk_idx_bytes = options_.id_bytes;
+  if (index + 1 == spec.ep_size()) SetIds(data_.topk_idx);
+}
+
+void CudaRanks::SetIds(const std::vector<int64_t>& ids) {
+  const int topk = data_.spec.topk;
+  for (size_t index = 0; index < ranks_.size(); ++index) {
+    const Rank& rank = ranks_[index];
+    const int64_t* own = ids.data() + rank.first_token * topk;
+    const auto routes = static_cast<size_t>(data_.spec.tokens[index] * topk);
+    if (routes == 0) continue;
+    void* to = const_cast<void*>(rank.forward.topk_idx);
+    if (options_.id_bytes == 8) {
+      MustSucceed(runtime::CopyToDevice(to, own, routes * sizeof(int64_t)));
+    } else {
+      const std::vector<int32_t> narrow(own, own + routes);
+      MustSucceed(runtime::CopyToDevice(to, narrow.data(), routes * sizeof(int32_t)));
+    }
+  }
+}
+
+void CudaRanks::UploadWeights(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  const int64_t expert = spec.hidden * spec.intermediate;
+  const int64_t first = rank.layer.first_expert * expert;
+  const auto upload = [&](const Tensor& tensor, int64_t begin, int64_t count, const char* name) {
+    return Upload(rank.device, tensor.At(begin), count * kElement, name);
+  };
+  MokWeights& routed = rank.forward.layer.routed;
+  routed.gate = upload(data_.gate, first, rank.layer.num_local_experts * expert, "gate");
+  routed.up = upload(data_.up, first, rank.layer.num_local_experts * expert, "up");
+  routed.down = upload(data_.down, first, rank.layer.num_local_experts * expert, "down");
+  routed.intermediate = spec.intermediate;
+  if (spec.shared_intermediate == 0) return;
+  MokWeights& shared = rank.forward.layer.shared;
+  const int64_t size = spec.hidden * spec.shared_intermediate;
+  shared.gate = upload(data_.shared_gate, 0, size, "shared gate");
+  shared.up = upload(data_.shared_up, 0, size, "shared up");
+  shared.down = upload(data_.shared_down, 0, size, "shared down");
+  shared.intermediate = spec.shared_intermediate;
+}
+
+void CudaRanks::MakeOutputs(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  const int64_t tokens = spec.tokens[index], ring = rank.layer_memory.ring_rows;
+  const auto rows = [&](int64_t count, int64_t width, const char* name) {
+    return AllocatePoisoned(rank, count * width * kElement, name);
+  };
+  rank.forward.out = rows(tokens, spec.hidden, "out");
+  MokContext& context = rank.forward.context;
+  context.ring_rows = ring;
+  context.ring_x = rows(ring, spec.hidden, "ring x");
+  context.ring_gate = rows(ring, spec.intermediate, "ring gate");
+  context.ring_up = rows(ring, spec.intermediate, "ring up");
+  context.shared_gate = rows(tokens, spec.shared_intermediate, "shared gate context");
+  context.shared_up = rows(tokens, spec.shared_intermediate, "shared up context");
+  rank.forward.scratch =
+      AllocatePoisoned(rank, rank.layer_memory.forward_scratch_bytes, "forward scratch");
+  rank.schedule.scratch =
+      AllocatePoisoned(rank, rank.layer_memory.schedule_scratch_bytes, "schedule scratch");
+  rank.schedule.schedule = AllocatePoisoned(rank, rank.layer_memory.schedule_bytes, "schedule");
+  rank.forward.schedule = rank.schedule.schedule;
+  rank.schedule.stream = rank.forward.stream = rank.stream;
+  const int64_t zero = rank.memory.heap_zero_bytes;
+  const int64_t end = options_.x_in_heap ? rank.memory.x_offset : rank.memory.heap_bytes;
+  rank.poisoned.push_back({static_cast<std::byte*>(rank.heap) + zero, end - zero});
+}
+
+void CudaRanks::Poison() {
+  for (const Rank& rank : ranks_) {
+    for (const Rank::Region& region : rank.poisoned) {
+      MustSucceed(runtime::Fill(region.begin, 0xFF, static_cast<size_t>(region.bytes)));
+    }
+  }
+}
+
+int32_t CudaRanks::BuildSchedule(int index, int32_t part) {
+  Rank& rank = ranks_[index];
+  rank.schedule.part = part;
+  return mok_cuda_schedule_build(rank.workspace, &rank.layer, &rank.schedule);
+}
+
+int32_t CudaRanks::Forward(int index, int32_t part) {
+  Rank& rank = ranks_[index];
+  rank.forward.part = part;
+  return mok_cuda_forward(rank.workspace, &rank.layer, &rank.forward);
+}
+
+void CudaRanks::QueueAll() {
+  const int num_ranks = data_.spec.ep_size();
+  const bool whole = options_.own_devices || num_ranks == 1;
+  const std::vector<int32_t> schedule_parts =
+      whole ? std::vector<int32_t>{MOK_CUDA_WHOLE}
+            : std::vector<int32_t>{MOK_CUDA_STAGE, MOK_CUDA_BUILD};
+  const std::vector<int32_t> forward_parts =
+      whole ? std::vector<int32_t>{MOK_CUDA_WHOLE}
+            : std::vector<int32_t>{MOK_CUDA_STAGE, MOK_CUDA_EXCHANGE, MOK_CUDA_REDUCE};
+  for (const int32_t part : schedule_parts) {
+    for (int rank = 0; rank < num_ranks; ++rank) MustSucceed(BuildSchedule(rank, part));
+  }
+  for (const int32_t part : forward_parts) {
+    for (int rank = 0; rank < num_ranks; ++rank) MustSucceed(Forward(rank, part));
+  }
+}
+
+Tensor CudaRanks::Out() const {
+  Tensor all(DType::kBf16, 0);
+  for (size_t index = 0; index < ranks_.size(); ++index) {
+    Tensor out(DType::kBf16, data_.spec.tokens[index] * data_.spec.hidden);
+    if (out.size() > 0) {
+      MustSucceed(runtime::CopyToHost(out.At(0), ranks_[index].forward.out,
+                                      static_cast<size_t>(out.size() * kElement)));
+    }
+    all.Append(out);
+  }
+  return all;
+}
+
+}  // namespace mok::testing

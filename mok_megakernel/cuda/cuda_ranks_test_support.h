@@ -1,0 +1,80 @@
+// Test only: a layer on the CUDA C API, through the host seam: the emulator runs the kernels.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mok_megakernel/layer_test_support.h"
+#include "mok_megakernel/mok_cuda.h"
+
+namespace mok::testing {
+
+struct CudaRanksOptions {
+  bool own_devices = false;  // rank r on device r; else all on device 0, one after the other
+  int32_t num_sms = 2;
+  int32_t num_comm_sms = 0;
+  int64_t minibatch_rows = 0;
+  int64_t macrobatch_rows = 0;
+  int32_t id_bytes = 8;
+  bool x_in_heap = false;  // x lies where the forward would stage it
+  double timeout_seconds = 2;
+};
+
+// Every rank's workspace, tensors and calls.
+class CudaRanks {
+ public:
+  CudaRanks(const LayerData& data, const CudaRanksOptions& options);
+  ~CudaRanks();
+  CudaRanks(const CudaRanks&) = delete;
+  CudaRanks& operator=(const CudaRanks&) = delete;
+
+  // Queues schedule and forward on all ranks; every call must succeed.
+  void QueueAll();
+  // One rank's call; returns the C API's code.
+  int32_t BuildSchedule(int rank, int32_t part = MOK_CUDA_WHOLE);
+  int32_t Forward(int rank, int32_t part = MOK_CUDA_WHOLE);
+
+  // Replaces the expert ids [T, K] of the whole batch.
+  void SetIds(const std::vector<int64_t>& ids);
+  // NaN in out, scratch, context and the heap's data.
+  void Poison();
+  // out [T, H] of the whole batch.
+  Tensor Out() const;
+  MokCudaWorkspace* workspace(int rank) const { return ranks_[rank].workspace; }
+
+  struct Rank {
+    int device = 0;
+    void* stream = nullptr;
+    MokCudaOptions options{};
+    MokCudaMemory memory{};
+    MokCudaLayerMemory layer_memory{};
+    void *heap = nullptr, *state = nullptr, *records = nullptr;
+    MokCudaWorkspace* workspace = nullptr;
+    MokCudaLayer layer{};
+    MokCudaScheduleArgs schedule{};
+    MokCudaForwardArgs forward{};
+    int64_t first_token = 0;
+    struct Region {
+      void* begin;
+      int64_t bytes;
+    };
+    std::vector<Region> poisoned;
+  };
+  Rank& rank(int index) { return ranks_[static_cast<size_t>(index)]; }
+
+ private:
+  void* Allocate(int device, int64_t bytes, const char* name);
+  void* Upload(int device, const void* values, int64_t bytes, const char* name);
+  void* AllocatePoisoned(Rank& rank, int64_t bytes, const char* name);
+  void MakeMemory(int index);
+  void MakeLayer(int index);
+  void UploadInputs(int index);
+  void UploadWeights(int index);
+  void MakeOutputs(int index);
+
+  const LayerData& data_;
+  const CudaRanksOptions options_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace mok::testing

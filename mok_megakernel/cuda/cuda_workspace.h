@@ -1,0 +1,50 @@
+// One rank's CUDA workspace: what it keeps between calls, and the calls. Through the host seam, so
+// that it serves the emulator too.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "mok_core/status.h"
+#include "mok_megakernel/cuda/layer_plan.h"
+#include "mok_megakernel/cuda/workspace_layout.h"
+#include "mok_megakernel/mok_cuda.h"
+
+namespace mok {
+
+class CudaWorkspace {
+ public:
+  // Addresses are checked; heap_of_rank has R of them.
+  static StatusOr<CudaWorkspace> Create(const CudaWorkspaceShape& shape, void* const* heap_of_rank,
+                                        void* state, CudaRecords* records);
+
+  const CudaWorkspaceShape& shape() const { return shape_; }
+
+  // The first wait that ran out of time, for ever.
+  Status CheckUsable() const;
+  // The same, or else an error that a schedule kernel found, once.
+  Status Check();
+
+  Status BuildSchedule(const MokCudaLayer& layer, const MokCudaScheduleArgs& args);
+  Status Forward(const MokCudaLayer& layer, const MokCudaForwardArgs& args);
+
+ private:
+  CudaWorkspace(const CudaWorkspaceShape& shape, void* const* heap_of_rank, void* state,
+                CudaRecords* records);
+
+  void* own_heap() const { return heap_of_rank_[static_cast<size_t>(shape_.rank)]; }
+  Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens) const;
+  Status CheckForward(const CudaLayerPlan& plan, const MokCudaLayer& layer,
+                      const MokCudaForwardArgs& args) const;
+  ForwardArguments Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
+                             const MokCudaForwardArgs& args) const;
+
+  CudaWorkspaceShape shape_;
+  CudaHeapLayout heap_;
+  CudaStateLayout state_layout_;
+  std::array<void*, MOK_CUDA_MAX_RANKS> heap_of_rank_ = {};
+  void* state_;
+  CudaRecords* records_;
+};
+
+}  // namespace mok

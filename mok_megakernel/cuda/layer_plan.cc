@@ -1,0 +1,86 @@
+#include "mok_megakernel/cuda/layer_plan.h"
+
+#include <algorithm>
+
+#include "mok_core/bits.h"
+#include "mok_schedule/device/launch_schedule.h"
+#include "mok_schedule/routing_table.h"
+
+namespace mok {
+namespace {
+
+Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return OkStatus();
+  return InvalidArgumentError("layer.", field, ": expected ", low, " to ", high, ", got ", value);
+}
+
+Status CheckWidth(const char* field, int32_t value, int32_t low) {
+  if (value >= low && value % 8 == 0) return OkStatus();
+  return InvalidArgumentError("layer.", field, ": expected a multiple of 8 that is at least ", low,
+                              ", got ", value);
+}
+
+Status CheckLayer(const CudaWorkspaceShape& workspace, const MokCudaLayer& layer) {
+  MOK_RETURN_IF_ERROR(CheckRange("num_tokens", layer.num_tokens, 0, workspace.max_tokens));
+  MOK_RETURN_IF_ERROR(CheckRange("num_experts", layer.num_experts, 1, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("num_local_experts", layer.num_local_experts, 0,
+                                 std::min(layer.num_experts, kMaxScheduleExperts)));
+  MOK_RETURN_IF_ERROR(CheckRange("first_expert", layer.first_expert, 0,
+                                 layer.num_experts - layer.num_local_experts));
+  MOK_RETURN_IF_ERROR(CheckWidth("intermediate", layer.intermediate, 8));
+  MOK_RETURN_IF_ERROR(CheckWidth("shared_intermediate", layer.shared_intermediate, 0));
+  MOK_RETURN_IF_ERROR(CheckRange("num_sms", layer.num_sms, 0, workspace.num_sms));
+  const int32_t num_sms = layer.num_sms > 0 ? layer.num_sms : workspace.num_sms;
+  MOK_RETURN_IF_ERROR(CheckRange("num_comm_sms", layer.num_comm_sms, 0, num_sms - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("minibatch_rows", layer.minibatch_rows, 0, INT32_MAX));
+  return CheckRange("macrobatch_rows", layer.macrobatch_rows, -1, INT32_MAX);
+}
+
+}  // namespace
+
+StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
+                                      const MokCudaLayer& layer) {
+  MOK_RETURN_IF_ERROR(CheckLayer(workspace, layer));
+  const int64_t ep_size = workspace.ep_size;
+  // A single rank knows the batch; several know its bound.
+  const int64_t most_tokens = ep_size > 1 ? workspace.max_tokens : layer.num_tokens;
+  const int64_t most_rows =
+      RoutingTableCapacityRows(ep_size * most_tokens, workspace.topk, layer.num_local_experts);
+  const int64_t capacity = std::max<int64_t>(most_rows, kRowBlock);
+
+  ForwardLayerShape shape;
+  shape.max_tokens = most_tokens;
+  shape.hidden = workspace.hidden;
+  shape.intermediate = layer.intermediate;
+  shape.shared_intermediate = layer.shared_intermediate;
+  shape.topk = workspace.topk;
+  shape.num_experts = layer.num_experts;
+  shape.num_local_experts = layer.num_local_experts;
+  shape.ep_size = workspace.ep_size;
+  HopperDevice device;
+  device.num_sms = workspace.num_sms;
+  ForwardOptions options;
+  options.num_sms = layer.num_sms;
+  options.num_comm_sms = layer.num_comm_sms;
+  options.minibatch_rows = RoundUp<int64_t>(layer.minibatch_rows, kRowBlock);
+  options.macrobatch_rows =
+      layer.macrobatch_rows < 0
+          ? capacity
+          : std::min(RoundUp<int64_t>(layer.macrobatch_rows, kRowBlock), capacity);
+  MOK_ASSIGN_OR_RETURN(const ForwardConfig config, SelectForwardConfig(shape, device, options));
+
+  shape.max_tokens = layer.num_tokens;
+  const int grid = ScheduleGridBlocks(ep_size * workspace.max_tokens * workspace.topk,
+                                      workspace.num_sms, GetScheduleKernel().threads);
+  return CudaLayerPlan{
+      shape,
+      config,
+      most_rows > 0,
+      grid,
+      DeviceScheduleLayout(capacity, layer.num_local_experts, config.macrobatch_blocks),
+      ScheduleScratchLayout(ep_size, workspace.max_tokens, workspace.topk, layer.num_local_experts,
+                            grid),
+      ForwardScratchLayout(shape, config)};
+}
+
+}  // namespace mok

@@ -1,0 +1,170 @@
+// The C API of the CUDA path: opaque objects, checks of its structs.
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "mok_megakernel/api_error.h"
+#include "mok_megakernel/cuda/cuda_workspace.h"
+#include "mok_megakernel/cuda/matmul.h"
+#include "mok_megakernel/mok_cuda.h"
+
+struct MokCudaWorkspace {
+  mok::CudaWorkspace workspace;
+};
+
+namespace mok {
+namespace {
+
+Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return OkStatus();
+  return InvalidArgumentError("options.", field, ": expected ", low, " to ", high, ", got ", value);
+}
+
+StatusOr<CudaWorkspaceShape> ShapeOf(const MokCudaOptions* options) {
+  if (options == nullptr) return NullPointer("options");
+  MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaOptions", options->struct_size, sizeof(*options)));
+  MOK_RETURN_IF_ERROR(CheckRange("ep_size", options->ep_size, 1, MOK_CUDA_MAX_RANKS));
+  MOK_RETURN_IF_ERROR(CheckRange("rank", options->rank, 0, options->ep_size - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("max_tokens", options->max_tokens, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("hidden", options->hidden, 8, INT32_MAX));
+  if (options->hidden % 8 != 0) {
+    return InvalidArgumentError("options.hidden: expected a multiple of 8, got ", options->hidden);
+  }
+  MOK_RETURN_IF_ERROR(CheckRange("topk", options->topk, 1, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("device", options->device, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("num_sms", options->num_sms, 2, INT32_MAX));
+  if (!(options->timeout_seconds > 0) || !(options->timeout_seconds < 1e9)) {
+    return InvalidArgumentError("options.timeout_seconds: expected a number in (0, 1e9), got ",
+                                options->timeout_seconds);
+  }
+  CudaWorkspaceShape shape;
+  shape.rank = options->rank;
+  shape.ep_size = options->ep_size;
+  shape.max_tokens = std::max<int64_t>(options->max_tokens, 1);
+  shape.hidden = options->hidden;
+  shape.topk = options->topk;
+  shape.device = options->device;
+  shape.num_sms = options->num_sms;
+  shape.timeout_ns = static_cast<uint64_t>(options->timeout_seconds * 1e9);
+  // The tables number routes of all ranks in 32 bits.
+  const double routes =
+      static_cast<double>(shape.ep_size) * static_cast<double>(shape.max_tokens) * shape.topk;
+  if (routes > INT32_MAX / 2) {
+    return InvalidArgumentError("options: expected ep_size * max_tokens * topk to be at most ",
+                                INT32_MAX / 2, ", got ", shape.ep_size, " * ", shape.max_tokens,
+                                " * ", shape.topk);
+  }
+  return shape;
+}
+
+Status FillMemory(const MokCudaOptions* options, MokCudaMemory* memory) {
+  MOK_ASSIGN_OR_RETURN(const CudaWorkspaceShape shape, ShapeOf(options));
+  if (memory == nullptr) return NullPointer("memory");
+  MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaMemory", memory->struct_size, sizeof(*memory)));
+  const CudaHeapLayout heap(shape);
+  memory->heap_bytes = static_cast<int64_t>(heap.bytes());
+  memory->heap_zero_bytes = static_cast<int64_t>(heap.zero_bytes());
+  memory->state_bytes = static_cast<int64_t>(CudaStateLayout(shape).bytes());
+  memory->record_bytes = sizeof(CudaRecords);
+  memory->x_offset = shape.ep_size > 1 ? static_cast<int64_t>(heap.offset(CudaHeapLayout::kX)) : -1;
+  return OkStatus();
+}
+
+Status Create(const MokCudaOptions* options, const MokCudaAddresses* addresses,
+              MokCudaWorkspace** workspace) {
+  MOK_ASSIGN_OR_RETURN(const CudaWorkspaceShape shape, ShapeOf(options));
+  if (workspace == nullptr) return NullPointer("workspace");
+  if (addresses == nullptr) return NullPointer("addresses");
+  MOK_RETURN_IF_ERROR(
+      CheckStructSize("MokCudaAddresses", addresses->struct_size, sizeof(*addresses)));
+  if (addresses->heap_of_rank == nullptr) return NullPointer("addresses.heap_of_rank");
+  MOK_ASSIGN_OR_RETURN(CudaWorkspace created,
+                       CudaWorkspace::Create(shape, addresses->heap_of_rank, addresses->state,
+                                             static_cast<CudaRecords*>(addresses->records)));
+  *workspace = new MokCudaWorkspace{std::move(created)};
+  return OkStatus();
+}
+
+Status CheckLayerStruct(const MokCudaLayer* layer) {
+  if (layer == nullptr) return NullPointer("layer");
+  return CheckStructSize("MokCudaLayer", layer->struct_size, sizeof(*layer));
+}
+
+Status FillLayerMemory(const MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                       MokCudaLayerMemory* memory) {
+  if (workspace == nullptr) return NullPointer("workspace");
+  if (memory == nullptr) return NullPointer("memory");
+  MOK_RETURN_IF_ERROR(CheckLayerStruct(layer));
+  MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaLayerMemory", memory->struct_size, sizeof(*memory)));
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan,
+                       PlanCudaLayer(workspace->workspace.shape(), *layer));
+  memory->ring_rows = plan.config.ring_rows();
+  memory->schedule_bytes = plan.schedule.bytes();
+  memory->schedule_scratch_bytes = plan.schedule_scratch.bytes();
+  memory->forward_scratch_bytes = static_cast<int64_t>(plan.forward_scratch.bytes());
+  const DeviceSchedule at_zero = plan.schedule.At(nullptr);
+  memory->result_offset = reinterpret_cast<intptr_t>(at_zero.result);
+  memory->expert_rows_offset = reinterpret_cast<intptr_t>(at_zero.expert_rows);
+  return OkStatus();
+}
+
+// Runs function(workspace) with checked structs.
+template <class Args, class Function>
+int32_t GuardCall(MokCudaWorkspace* workspace, const MokCudaLayer* layer, const Args* args,
+                  const char* args_name, Function function) {
+  return GuardApi([&]() -> Status {
+    if (workspace == nullptr) return NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(CheckLayerStruct(layer));
+    if (args == nullptr) return NullPointer("args");
+    MOK_RETURN_IF_ERROR(CheckStructSize(args_name, args->struct_size, sizeof(*args)));
+    return function(workspace->workspace);
+  });
+}
+
+}  // namespace
+}  // namespace mok
+
+extern "C" {
+
+int32_t mok_cuda_memory(const MokCudaOptions* options, MokCudaMemory* memory) {
+  return mok::GuardApi([&] { return mok::FillMemory(options, memory); });
+}
+
+int32_t mok_cuda_workspace_create(const MokCudaOptions* options, const MokCudaAddresses* addresses,
+                                  MokCudaWorkspace** workspace) {
+  return mok::GuardApi([&] { return mok::Create(options, addresses, workspace); });
+}
+
+void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace) { delete workspace; }
+
+int32_t mok_cuda_check(MokCudaWorkspace* workspace) {
+  return mok::GuardApi([&]() -> mok::Status {
+    if (workspace == nullptr) return mok::NullPointer("workspace");
+    return workspace->workspace.Check();
+  });
+}
+
+int32_t mok_cuda_layer_memory(const MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                              MokCudaLayerMemory* memory) {
+  return mok::GuardApi([&] { return mok::FillLayerMemory(workspace, layer, memory); });
+}
+
+int32_t mok_cuda_schedule_build(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                                const MokCudaScheduleArgs* args) {
+  return mok::GuardCall(
+      workspace, layer, args, "MokCudaScheduleArgs",
+      [&](mok::CudaWorkspace& checked) { return checked.BuildSchedule(*layer, *args); });
+}
+
+int32_t mok_cuda_forward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                         const MokCudaForwardArgs* args) {
+  return mok::GuardCall(
+      workspace, layer, args, "MokCudaForwardArgs",
+      [&](mok::CudaWorkspace& checked) { return checked.Forward(*layer, *args); });
+}
+
+int32_t mok_cuda_matmul(const MokMatmulArgs* args, int32_t device, void* stream) {
+  return mok::GuardApi([&] { return mok::CudaMatmul(args, device, stream); });
+}
+
+}  // extern "C"

@@ -1,0 +1,313 @@
+// The CUDA C API in the emulator: small layers against float64, bits over ranks, errors.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "mok_core/device/runtime.h"
+#include "mok_core/emulator/emulator.h"
+#include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_megakernel/cuda/cuda_ranks_test_support.h"
+#include "mok_megakernel/sm90/forward_test_kernels.h"
+
+namespace mok {
+
+// The API links whatever kernel there is: here the emulator's small one.
+ForwardKernelInfo ForwardKernelOf(ColumnOrder order) { return testing::SmallForwardKernel(order); }
+
+}  // namespace mok
+
+namespace mok::testing {
+namespace {
+
+constexpr double kTensorTolerance = 4e-3;
+constexpr double kRowTolerance = 2e-2;
+
+LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {9, 20};
+  spec.experts = {2, 2};
+  spec.topk = 2;
+  spec.hidden = 72;
+  spec.intermediate = 40;
+  spec.shared_intermediate = 24;
+  spec.shared_scale = true;
+  return spec;
+}
+
+LayerSpec OneRank() {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {29};
+  spec.experts = {4};
+  return spec;
+}
+
+Tensor RunQueued(CudaRanks& ranks) {
+  ranks.QueueAll();
+  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  return ranks.Out();
+}
+
+Tensor RunOnce(const LayerData& data, const CudaRanksOptions& options, uint64_t seed = 1) {
+  StartCase({seed, 0.1});
+  CudaRanks ranks(data, options);
+  const Tensor out = RunQueued(ranks);
+  for (int rank = 0; rank < data.spec.ep_size(); ++rank) {
+    EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK) << mok_last_error();
+  }
+  return out;
+}
+
+void ExpectCorrect(const LayerData& data, const Tensor& out, const std::string& label) {
+  const ReferenceResult reference = RunReference(ReferenceInputsOf(data));
+  EXPECT_LE(RelativeError(out, reference.out), kTensorTolerance) << label;
+  EXPECT_LE(WorstRowError(out, reference.out, data.spec.hidden), kRowTolerance) << label;
+}
+
+TEST(MokCudaTest, OneRankMatchesFloat64) {
+  for (const bool limited : {false, true}) {
+    LayerSpec spec = OneRank();
+    spec.swiglu_limit = limited ? 0.5f : 0.0f;
+    spec.x_scale = limited ? 1 : 0.02;
+    const LayerData data(spec);
+    ExpectCorrect(data, RunOnce(data, {}), limited ? "clamped" : "plain");
+  }
+}
+
+TEST(MokCudaTest, RanksOfOneAndOfSeveralDevicesGiveTheBitsOfOneRank) {
+  const LayerData one(OneRank());
+  const Tensor expected = RunOnce(one, {});
+  ExpectCorrect(one, expected, "one rank");
+  LayerSpec spec = OneRank();
+  for (const std::vector<int64_t>& tokens :
+       std::vector<std::vector<int64_t>>{{9, 20}, {0, 28, 1}}) {
+    spec.tokens = tokens;
+    spec.experts = tokens.size() == 2 ? std::vector<int32_t>{3, 1} : std::vector<int32_t>{1, 3, 0};
+    const LayerData data(spec);
+    for (const bool own_devices : {false, true}) {
+      CudaRanksOptions options;
+      options.own_devices = own_devices;
+      options.id_bytes = own_devices ? 4 : 8;
+      EXPECT_EQ(RunOnce(data, options), expected)
+          << tokens.size() << " ranks, own devices: " << own_devices;
+    }
+  }
+}
+
+TEST(MokCudaTest, SettingsChangeNoBit) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {150, 151};
+  spec.route = [](int64_t token, int k) { return (token / 40 + k) % 4; };
+  const LayerData data(spec);
+  CudaRanksOptions options;
+  options.own_devices = true;
+  const Tensor expected = RunOnce(data, options);
+  ExpectCorrect(data, expected, "defaults");
+  options.num_sms = 3;
+  options.num_comm_sms = 1;
+  options.minibatch_rows = 1;
+  options.macrobatch_rows = 200;
+  EXPECT_EQ(RunOnce(data, options), expected) << "several macrobatches, one exchange SM";
+  options.macrobatch_rows = -1;
+  options.x_in_heap = true;
+  EXPECT_EQ(RunOnce(data, options), expected) << "x in the heap";
+}
+
+// What is queued again without the host, as a graph does it, takes the ids of the moment. Memory
+// that a call has to write is full of NaN before.
+TEST(MokCudaTest, CallsFollowEachOtherWithOtherRoutes) {
+  const LayerSpec spec = SmallLayer();
+  StartCase({1, 0.1});
+  const LayerData data(spec);
+  CudaRanksOptions options;
+  options.own_devices = true;
+  CudaRanks ranks(data, options);
+  const std::vector<std::function<int64_t(int64_t, int)>> routings = {
+      nullptr, [](int64_t, int) { return 3; }, [](int64_t, int) { return -1; },
+      [](int64_t token, int k) { return token % 3 == 0 ? -1 : (token + k) % 4; }};
+  for (const auto& routing : routings) {
+    LayerSpec routed = spec;
+    routed.route = routing;
+    const LayerData expected(routed);
+    ranks.SetIds(expected.topk_idx);
+    ranks.Poison();
+    ExpectCorrect(expected, RunQueued(ranks), "routing");
+  }
+}
+
+TEST(MokCudaTest, NoTokensAndNoExperts) {
+  for (const bool own_devices : {false, true}) {
+    LayerSpec spec = SmallLayer();
+    spec.tokens = {0, 0};
+    CudaRanksOptions options;
+    options.own_devices = own_devices;
+    EXPECT_EQ(RunOnce(LayerData(spec), options).size(), 0);
+  }
+}
+
+TEST(MokCudaTest, AnInvalidIdIsReportedOnceAndTheWorkspaceWorksOn) {
+  const LayerData data(SmallLayer());
+  const Tensor expected = RunOnce(data, {});
+  StartCase({1, 0.1});
+  CudaRanks ranks(data, {});
+  std::vector<int64_t> wrong = data.topk_idx;
+  wrong[2 * 12 + 1] = 4;  // token 3 of rank 1
+  const std::string text = "expert id of rank 1, token 3, k 1: expected -1 to 3, got 4";
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    ranks.SetIds(wrong);
+    RunQueued(ranks);
+    ranks.SetIds(data.topk_idx);
+    for (int rank = 0; rank < 2; ++rank) {
+      // By the next call, or by asking.
+      const int32_t code = repeat == 0 ? ranks.BuildSchedule(rank, MOK_CUDA_STAGE)
+                                       : mok_cuda_check(ranks.workspace(rank));
+      EXPECT_EQ(code, MOK_OUT_OF_RANGE);
+      EXPECT_EQ(mok_last_error(), text);
+      EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK) << mok_last_error();
+    }
+    EXPECT_EQ(RunQueued(ranks), expected);
+  }
+}
+
+TEST(MokCudaTest, RanksThatDisagreeHearOfIt) {
+  const LayerData data(SmallLayer());
+  StartCase({1, 0.1});
+  CudaRanks ranks(data, {});
+  ranks.rank(1).layer.first_expert = 1;
+  RunQueued(ranks);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(mok_last_error()).find("experts of rank 1"), std::string::npos);
+  }
+}
+
+TEST(MokCudaTest, AMissingRankIsNamedForEver) {
+  const LayerData data(SmallLayer());
+  for (const bool in_forward : {false, true}) {
+    StartCase({1, 0.1});
+    emulator::Options emulation = emulator::CurrentOptions();
+    emulation.fast_forward = true;
+    emulator::Configure(emulation);
+    CudaRanksOptions options;
+    options.own_devices = true;
+    CudaRanks ranks(data, options);
+    EXPECT_EQ(ranks.BuildSchedule(0), MOK_OK);
+    if (in_forward) EXPECT_EQ(ranks.BuildSchedule(1), MOK_OK);
+    EXPECT_EQ(ranks.Forward(0), MOK_OK);
+    EXPECT_EQ(runtime::Synchronize(), OkStatus());
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      EXPECT_EQ(ranks.BuildSchedule(0), MOK_DEADLINE_EXCEEDED);
+      const std::string text = mok_last_error();
+      const std::string expected =
+          in_forward ? "rank 0 waited 2000 ms for rank 1 at the entry of pass 1, which it last "
+                       "reached in pass 0"
+                     : "rank 0 waited 2000 ms for the expert ids of rank 1 in batch 1, which it "
+                       "last sent in batch 0";
+      EXPECT_EQ(text, expected);
+      EXPECT_EQ(ranks.Forward(0), MOK_DEADLINE_EXCEEDED);
+      EXPECT_EQ(mok_cuda_check(ranks.workspace(0)), MOK_DEADLINE_EXCEEDED);
+    }
+  }
+}
+
+TEST(MokCudaTest, ArgumentsThatAreWrongAreNamed) {
+  const LayerData data(SmallLayer());
+  StartCase({1, 0.1});
+  CudaRanks ranks(data, {});
+  const CudaRanks::Rank good = ranks.rank(0);
+  const auto expect = [&](auto spoil, int32_t code, const std::string& text) {
+    spoil(ranks.rank(0));
+    EXPECT_EQ(ranks.Forward(0, ranks.rank(0).forward.part), code);
+    EXPECT_EQ(mok_last_error(), text);
+    ranks.rank(0) = good;
+  };
+  using Rank = CudaRanks::Rank;
+  expect([](Rank& rank) { rank.layer.num_tokens = 21; }, MOK_INVALID_ARGUMENT,
+         "layer.num_tokens: expected 0 to 20, got 21");
+  expect([](Rank& rank) { rank.layer.intermediate = 12; }, MOK_INVALID_ARGUMENT,
+         "layer.intermediate: expected a multiple of 8 that is at least 8, got 12");
+  expect([](Rank& rank) { rank.layer.first_expert = 3; }, MOK_INVALID_ARGUMENT,
+         "layer.first_expert: expected 0 to 2, got 3");
+  expect([](Rank& rank) { rank.forward.part = MOK_CUDA_BUILD; }, MOK_INVALID_ARGUMENT,
+         "args.part: expected 0, 1 or 3 to 4, got 2");
+  expect([](Rank& rank) { rank.forward.schedule = nullptr; }, MOK_INVALID_ARGUMENT,
+         "args.schedule: expected a pointer, got null");
+  expect([](Rank& rank) { rank.forward.context.ring_rows = 128; }, MOK_INVALID_ARGUMENT,
+         "args.context.ring_rows: expected at least 256, got 128");
+  expect([](Rank& rank) { rank.forward.layer.routed.intermediate = 48; }, MOK_INVALID_ARGUMENT,
+         "args.layer.routed.intermediate: expected 40, the layer's, got 48");
+  expect([](Rank& rank) { rank.forward.struct_size = 8; }, MOK_INVALID_ARGUMENT,
+         StrCat("MokCudaForwardArgs.struct_size: expected ", sizeof(MokCudaForwardArgs),
+                ", got 8 (compiled against another version of mok.h?)"));
+  EXPECT_EQ(ranks.Forward(0, MOK_CUDA_STAGE), MOK_OK) << mok_last_error();
+  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+}
+
+TEST(MokCudaTest, OptionsThatAreWrongAreNamed) {
+  MokCudaOptions options{};
+  options.struct_size = sizeof(options);
+  options.ep_size = 2;
+  options.hidden = 64;
+  options.topk = 2;
+  options.num_sms = 132;
+  options.timeout_seconds = 1;
+  MokCudaMemory memory{};
+  memory.struct_size = sizeof(memory);
+  ASSERT_EQ(mok_cuda_memory(&options, &memory), MOK_OK) << mok_last_error();
+  EXPECT_LE(memory.heap_zero_bytes, memory.heap_bytes);
+  const auto expect = [&](auto spoil, const std::string& text) {
+    MokCudaOptions wrong = options;
+    spoil(wrong);
+    EXPECT_EQ(mok_cuda_memory(&wrong, &memory), MOK_INVALID_ARGUMENT);
+    EXPECT_EQ(mok_last_error(), text);
+  };
+  expect([](MokCudaOptions& o) { o.rank = 2; }, "options.rank: expected 0 to 1, got 2");
+  expect([](MokCudaOptions& o) { o.ep_size = 73; }, "options.ep_size: expected 1 to 72, got 73");
+  expect([](MokCudaOptions& o) { o.hidden = 12; },
+         "options.hidden: expected a multiple of 8, got 12");
+  expect([](MokCudaOptions& o) { o.timeout_seconds = 0; },
+         "options.timeout_seconds: expected a number in (0, 1e9), got 0");
+  expect([](MokCudaOptions& o) { o.max_tokens = 1 << 30; },
+         "options: expected ep_size * max_tokens * topk to be at most 1073741823, got 2 * "
+         "1073741824 * 2");
+}
+
+// The bound that compilers plan with holds for every layer.
+TEST(MokCudaTest, ScheduleWordsStayBelowTheirBound) {
+  for (const int64_t tokens : {0, 1, 9, 300, 5000}) {
+    for (const int32_t experts : {0, 1, 7, 300}) {
+      for (const int64_t macrobatch : {-1, 0, 1, 4096}) {
+        MokCudaOptions options{};
+        options.struct_size = sizeof(options);
+        options.ep_size = 1;
+        options.max_tokens = tokens;
+        options.hidden = 64;
+        options.topk = 3;
+        options.num_sms = 132;
+        options.timeout_seconds = 1;
+        StartCase({1, 0.1});
+        void* memory = runtime::AllocateDevice(0, 1 << 20, "state").value();
+        MokCudaAddresses addresses{sizeof(addresses), &memory, memory, &options};
+        MokCudaWorkspace* workspace = nullptr;
+        ASSERT_EQ(mok_cuda_workspace_create(&options, &addresses, &workspace), MOK_OK);
+        MokCudaLayer layer{};
+        layer.struct_size = sizeof(layer);
+        layer.num_local_experts = experts;
+        layer.num_experts = std::max(experts, 1);
+        layer.intermediate = 8;
+        layer.num_tokens = tokens;
+        layer.macrobatch_rows = macrobatch;
+        MokCudaLayerMemory sizes{};
+        sizes.struct_size = sizeof(sizes);
+        ASSERT_EQ(mok_cuda_layer_memory(workspace, &layer, &sizes), MOK_OK) << mok_last_error();
+        const int64_t capacity = mok_schedule_capacity_rows(tokens, options.topk, experts);
+        EXPECT_LE(sizes.schedule_bytes / 4, MOK_CUDA_SCHEDULE_HEADER_WORDS + 3 * experts +
+                                                2 * capacity + 4 * (capacity / 128));
+        mok_cuda_workspace_destroy(workspace);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mok::testing

@@ -1,0 +1,25 @@
+#include "mok_megakernel/cuda/stage_rows.h"
+
+#include <algorithm>
+
+#include "mok_core/bits.h"
+#include "mok_core/device/runtime.h"
+
+namespace mok {
+
+Status LaunchStageRows(const StageRowsParams& params, int32_t num_sms, int device, void* stream) {
+  if (params.bytes == 0) return OkStatus();
+  constexpr int64_t kBytesPerBlock = 16 * kStageRowsThreads;
+  constexpr int64_t kBlocksPerSm = 4;
+  runtime::LaunchConfig config;
+  config.grid.x = static_cast<uint32_t>(
+      std::min(CeilDiv(params.bytes, kBytesPerBlock), kBlocksPerSm * num_sms));
+  config.block.x = kStageRowsThreads;
+  config.registers_per_thread = 32;
+  config.device = device;
+  config.stream = stream;
+  config.name = "mok_stage_rows";
+  return runtime::LaunchKernelAddress(StageRowsKernelAddress(), config, &params, sizeof params);
+}
+
+}  // namespace mok

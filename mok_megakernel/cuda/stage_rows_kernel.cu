@@ -1,0 +1,30 @@
+#include "mok_core/device/device.h"
+#include "mok_megakernel/cuda/stage_rows.h"
+
+namespace mok {
+namespace {
+
+MOK_KERNEL(kStageRowsThreads, 1)
+StageRowsKernel(MOK_GRID_CONSTANT(StageRowsParams) p) {
+  // Loads in flight per thread: enough to cover the latency of memory at four blocks per SM.
+  constexpr int kUnroll = 4;
+  const auto* source = static_cast<const Word4*>(p.source);
+  auto* destination = static_cast<Word4*>(p.destination);
+  const int64_t count = p.bytes / static_cast<int64_t>(sizeof(Word4));
+  const int64_t step = int64_t{GridDimensions().x} * kStageRowsThreads;
+  int64_t i = int64_t{BlockIndex().x} * kStageRowsThreads + ThreadIndex().x;
+  for (; i + (kUnroll - 1) * step < count; i += kUnroll * step) {
+    Word4 words[kUnroll];
+    MOK_UNROLL
+    for (int j = 0; j < kUnroll; ++j) words[j] = source[i + j * step];
+    MOK_UNROLL
+    for (int j = 0; j < kUnroll; ++j) destination[i + j * step] = words[j];
+  }
+  for (; i < count; i += step) destination[i] = source[i];
+}
+
+}  // namespace
+
+const void* StageRowsKernelAddress() { return reinterpret_cast<const void*>(&StageRowsKernel); }
+
+}  // namespace mok

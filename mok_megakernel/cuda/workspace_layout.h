@@ -1,0 +1,93 @@
+// Where everything of a rank's CUDA workspace lies: the one declaration of its layouts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mok_core/device/wait_record.h"
+#include "mok_megakernel/sm90/forward_launch.h"
+#include "mok_schedule/device/schedule_params.h"
+
+namespace mok {
+
+// What a CUDA workspace is made for; checked.
+struct CudaWorkspaceShape {
+  int32_t rank = 0;
+  int32_t ep_size = 1;     // R
+  int64_t max_tokens = 1;  // at least 1
+  int32_t hidden = 8;      // H
+  int32_t topk = 1;        // K
+  int device = 0;
+  int32_t num_sms = 132;
+  uint64_t timeout_ns = 0;
+};
+
+// The symmetric heap: the same offsets on every rank. What peers touch in a forward, and room for
+// what they will touch in a backward.
+class CudaHeapLayout {
+ public:
+  enum Part {
+    // Zero before the first call.
+    kForwardFlags,   // RankMeeting of forwards
+    kBackwardFlags,  // and of backwards
+    kSchedule,       // ScheduleExchangeLayout
+    // Need not be initialised.
+    kRoutes,         // bf16 [max_tokens * K, H]: peers' Combine -> TokenReduce; also dx rows
+    kRouterWeights,  // fp32 [max_tokens * K]: gradients of router weights from peers
+    kX,              // bf16 [max_tokens, H]: x -> peers' Dispatch; empty with one rank
+    kOutputGrad,     // bf16 [max_tokens, H]: d_out -> peers; empty with one rank
+    kNumParts
+  };
+
+  explicit CudaHeapLayout(const CudaWorkspaceShape& shape);
+
+  size_t bytes() const { return bytes_; }
+  size_t zero_bytes() const { return begin_[kRoutes]; }
+  size_t offset(Part part) const { return begin_[part]; }
+  const ScheduleExchangeLayout& schedule() const { return schedule_; }
+
+  template <class T>
+  T* At(void* base, Part part) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(base) + begin_[part]);
+  }
+
+ private:
+  ScheduleExchangeLayout schedule_;
+  size_t begin_[kNumParts] = {};
+  size_t bytes_ = 0;
+};
+
+// Device memory of one rank that lives on between calls; zero before the first.
+class CudaStateLayout {
+ public:
+  enum Part {
+    kScheduleRegions,  // std::byte* [R]: kSchedule of every rank's heap
+    kScheduleState,    // ScheduleState
+    kScheduleAbort,    // uint32_t
+    kForward,          // the state part of ForwardScratchLayout, for the largest ring there can be
+    kNumParts
+  };
+
+  explicit CudaStateLayout(const CudaWorkspaceShape& shape);
+
+  size_t bytes() const { return bytes_; }
+  size_t forward_bytes() const { return bytes_ - begin_[kForward]; }
+
+  template <class T>
+  T* At(void* base, Part part) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(base) + begin_[part]);
+  }
+
+ private:
+  size_t begin_[kNumParts] = {};
+  size_t bytes_ = 0;
+};
+
+// In mapped host memory, zero before the first call: kernels -> host.
+struct CudaRecords {
+  alignas(64) ScheduleErrorRecord schedule_error;
+  alignas(64) DeviceWaitRecord schedule_wait;
+  alignas(64) DeviceWaitRecord forward_wait;
+};
+
+}  // namespace mok
