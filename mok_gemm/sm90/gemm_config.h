@@ -44,6 +44,36 @@ enum class GemmBug : int {
   kCount
 };
 
+// Mistakes in what only the backward does (Config::kBackwardBug).
+enum class BackwardBug : int {
+  kNone,
+  kPaddingKept,           // rows of K behind the valid ones are multiplied
+  kOnlyPaddingOfA,        // those of B are not cleared
+  kClearsValidRow,        // one row too many
+  kNoFenceAfterClearing,  // generic stores, then the multiply's reads
+  kNoBarrierAfterClearing,
+  kOneBarrierForAllTiles,     // tiles of one warpgroup use the barrier of two
+  kMnStepOfKMajor,            // 32 bytes per step of K in an MN-major operand
+  kSecondRangeFromFirst,      // InputGrad: dg Wg twice
+  kIdleSkipsProductsOnly,     // the second warpgroup of a short DownGrad tile keeps g and u
+  kActivationBytes,           // announces both warpgroups' g and u for a short tile
+  kActivationColumn,          // g and u of the first 64 columns everywhere
+  kReadsActivationsTooEarly,  // without waiting for them
+  kNoSyncBeforeCopy,          // lanes read what others have not stored yet
+  kNoFenceBeforeRelease,      // generic stores, then the next tensor load into the stage
+  kReleasesBeforeCopy,
+  kPartialOfOneLane,  // the router gradient lacks the columns of other lanes
+  kUnweightedHidden,
+  kStoresPaddingRows,
+  kStoresTailColumns,
+  kNoQuadTranspose,
+  kCarryIgnored,
+  kCarryStoredToOutput,
+  kAddsNothing,        // accumulate overwrites
+  kAccumulatesNoRows,  // a tile without rows rounds or spoils the output
+  kCount
+};
+
 // kTileN columns by 64 rows per consumer warpgroup. Production: <256, 4, 2, ...> (128 x 256 x 64,
 // four stages of 48 KiB). Tests shrink kTileN to 64 and use fewer stages.
 template <int kTileNValue, int kStagesValue, int kConsumerWarpgroupsValue, ColumnOrder kOrderValue>
@@ -57,6 +87,7 @@ struct Sm90GemmConfig {
   static constexpr int kTileM = kWarpgroupM * kConsumerWarpgroups;
   static constexpr ColumnOrder kOrder = kOrderValue;
   static constexpr GemmBug kBug = GemmBug::kNone;
+  static constexpr BackwardBug kBackwardBug = BackwardBug::kNone;
 
   static constexpr int kAccumulators = kTileN / 2;  // fp32 registers per consumer thread
   static constexpr int kConsumerThreads = 128 * kConsumerWarpgroups;

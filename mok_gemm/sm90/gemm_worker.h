@@ -107,16 +107,38 @@ class GemmConsumer {
       return false;
     }
     if (task.b_halves == 1 && Config::kBug != GemmBug::kNarrowTileMultipliesAll) {
-      Accumulate<Config::kHalfN>(task.k_blocks, wait, FirstHalf(accumulator));
+      Accumulate<Config::kHalfN, KMajorOperands>(task.k_blocks, wait, FirstHalf(accumulator));
     } else {
-      Accumulate<Config::kTileN>(task.k_blocks, wait, accumulator);
+      Accumulate<Config::kTileN, KMajorOperands>(task.k_blocks, wait, accumulator);
     }
     return true;
   }
 
- private:
-  static constexpr uint64_t kDescriptor = OperandDescriptorSm90(KMajorLayout(Swizzle::k128));
+ protected:
   static constexpr int kInstructionK = 16;
+
+  // Descriptor fields of an operand and the bytes from one step of K to the next: inside the
+  // swizzle span, or 16 rows of a box on.
+  template <OperandMajor kMajor>
+  struct Operand {
+    static constexpr bool kIsMn = kMajor == OperandMajor::kMn;
+    static constexpr uint64_t kDescriptor = OperandDescriptorSm90(
+        kIsMn ? MnMajorLayout(Swizzle::k128, Config::kTileK) : KMajorLayout(Swizzle::k128));
+    static constexpr uint32_t kStepBytes =
+        kInstructionK * (kIsMn ? static_cast<uint32_t>(Swizzle::k128) : 2);
+  };
+  struct KMajorOperands {
+    using A = Operand<OperandMajor::kK>;
+    using B = Operand<OperandMajor::kK>;
+  };
+  static constexpr uint64_t kDescriptor = KMajorOperands::A::kDescriptor;
+
+  // How a sum of products begins, and what happens to each K block between its arrival and its
+  // multiply.
+  struct FromZero {
+    static constexpr bool accumulate = false;
+    MOK_DEVICE void Prepare(int /*block*/, int /*stage*/) const {}
+  };
 
   static MOK_DEVICE uint32_t RowOffset(int warpgroup) {
     return Config::kBug == GemmBug::kWrongWarpgroupRows ? 0 : warpgroup * Config::kABoxBytes;
@@ -127,15 +149,17 @@ class GemmConsumer {
     return reinterpret_cast<float (&)[Config::kAccumulators / 2]>(accumulator);
   }
 
-  // The products of all K blocks, for the first kN columns of the tile.
-  template <int kN, class Waiter>
-  MOK_DEVICE void Accumulate(int k_blocks, const Waiter& wait, float (&accumulator)[kN / 2]) {
+  // The products of all K blocks (at least one), for the first kN columns of the tile.
+  template <int kN, class Operands, class Waiter, class Start = FromZero>
+  MOK_DEVICE void Accumulate(int k_blocks, const Waiter& wait, float (&accumulator)[kN / 2],
+                             const Start& start = {}) {
     int previous = 0;
     for (int block = 0; block < k_blocks; ++block, pipeline_.Advance()) {
       if (Config::kBug != GemmBug::kSkipFullWait) pipeline_.Wait(wait);
       const int stage = pipeline_.stage();
+      start.Prepare(block, stage);
       if (Config::kBug != GemmBug::kNoWgmmaFence) WgmmaFence();
-      Multiply<kN>(stage, block > 0, accumulator);
+      Multiply<kN, Operands>(stage, block > 0 || start.accumulate, accumulator);
       WgmmaCommitGroup();
       if (Config::kBug == GemmBug::kReleaseTooEarly) Release(stage);
       // One group stays in flight, so that the tensor core never waits for the next barrier.
@@ -150,18 +174,21 @@ class GemmConsumer {
     }
   }
 
-  // Issues the multiplies of one K block. Steps of K move both descriptors by 32 bytes inside the
-  // swizzle span.
-  template <int kN>
+  // Issues the multiplies of one K block.
+  template <int kN, class Operands>
   MOK_DEVICE void Multiply(int stage, bool accumulate, float (&accumulator)[kN / 2]) const {
+    using A = typename Operands::A;
+    using B = typename Operands::B;
     const int from = Config::kBug == GemmBug::kWrongStageDescriptor ? 0 : stage;
-    const uint64_t a = AdvanceDescriptor(descriptor_a_, from * Config::kABytes);
-    const uint64_t b = AdvanceDescriptor(descriptor_b_, stage * Config::kBBytes);
+    const uint64_t a =
+        AdvanceDescriptor(descriptor_a_ - kDescriptor + A::kDescriptor, from * Config::kABytes);
+    const uint64_t b =
+        AdvanceDescriptor(descriptor_b_ - kDescriptor + B::kDescriptor, stage * Config::kBBytes);
     MOK_UNROLL
     for (int step = 0; step < Config::kTileK / kInstructionK; ++step) {
-      const uint32_t bytes = step * kInstructionK * 2;
-      WgmmaBf16<kN>(accumulator, AdvanceDescriptor(a, bytes), AdvanceDescriptor(b, bytes),
-                    accumulate || step > 0);
+      WgmmaBf16<kN, A::kIsMn, B::kIsMn>(accumulator, AdvanceDescriptor(a, step * A::kStepBytes),
+                                        AdvanceDescriptor(b, step * B::kStepBytes),
+                                        accumulate || step > 0);
     }
   }
 

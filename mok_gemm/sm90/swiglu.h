@@ -5,12 +5,14 @@
 
 namespace mok {
 
+// 1 / (1 + e^-g).
+MOK_DEVICE float Sigmoid(float g) {
+  return Reciprocal(1.0f + ExponentialBase2(Multiply(g, -1.4426950408889634f)));
+}
+
 // g * sigmoid(g), within 1e-6 of the exact value relative to its size, but to no less than 1e-36.
 // +inf gives +inf, -inf and NaN give NaN (as PyTorch and the host worker).
-MOK_DEVICE float Silu(float g) {
-  const float exponential = ExponentialBase2(Multiply(g, -1.4426950408889634f));
-  return Multiply(g, Reciprocal(1.0f + exponential));
-}
+MOK_DEVICE float Silu(float g) { return Multiply(g, Sigmoid(g)); }
 
 // min(value, limit) and clip(value, -limit, limit); a NaN stays a NaN.
 MOK_DEVICE float ClampAbove(float value, float limit) { return value > limit ? limit : value; }
@@ -31,6 +33,21 @@ MOK_DEVICE float SwiGlu(float g, float u, float limit) {
 MOK_DEVICE uint32_t SwiGluPacked(uint32_t gate, uint32_t up, float limit) {
   return PackBFloat16(SwiGlu(LowBFloat16(gate), LowBFloat16(up), limit),
                       SwiGlu(HighBFloat16(gate), HighBFloat16(up), limit));
+}
+
+// The gradients of h for one element, h being the rounded value. d_hidden includes the row's
+// weight. A gradient is zero where the clamp is active (a value equal to the limit is not clamped:
+// torch.clamp's convention); a NaN stays a NaN.
+struct SwiGluGradient {
+  float d_gate, d_up;
+};
+MOK_DEVICE SwiGluGradient SwiGluBackward(float g, float u, float d_hidden, float limit) {
+  const float gate = ClampAbove(g, limit), up = ClampBoth(u, limit);
+  const float sigmoid = Sigmoid(gate), silu = Multiply(gate, sigmoid);
+  const float derivative = MultiplyAdd(silu, 1.0f - sigmoid, sigmoid);  // of silu
+  const float d_gate = Multiply(Multiply(d_hidden, up), derivative);
+  const float d_up = Multiply(d_hidden, silu);
+  return {g > limit ? 0.0f : d_gate, u > limit || u < -limit ? 0.0f : d_up};
 }
 
 }  // namespace mok
