@@ -5,6 +5,9 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "mok_core/device/runtime.h"
 
@@ -116,14 +119,27 @@ Status Free(void* pointer) {
 
 Status EnablePeerAccess(int device, int peer) {
   if (device == peer) return OkStatus();
+  // CUDA answers a repeated call with an error, which tools report; it has no query.
+  static std::mutex mutex;
+  static std::set<std::pair<int, int>> enabled;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (enabled.contains({device, peer})) return OkStatus();
+  int can_access = 0;
+  MOK_RETURN_IF_ERROR(
+      FromCuda(cudaDeviceCanAccessPeer(&can_access, device, peer), "cudaDeviceCanAccessPeer"));
+  if (can_access == 0) {
+    return UnavailableError("device ", device, " cannot access the memory of device ", peer);
+  }
   DeviceGuard guard(device);
   MOK_RETURN_IF_ERROR(guard.status());
   const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    (void)cudaGetLastError();  // not sticky, but remembered
-    return OkStatus();
+    (void)cudaGetLastError();  // enabled by someone else; not sticky, but remembered
+  } else {
+    MOK_RETURN_IF_ERROR(FromCuda(error, "cudaDeviceEnablePeerAccess"));
   }
-  return FromCuda(error, "cudaDeviceEnablePeerAccess");
+  enabled.insert({device, peer});
+  return OkStatus();
 }
 
 Status CopyToDevice(void* device, const void* host, size_t bytes) {
