@@ -10,6 +10,14 @@
 #define MOK_HOST_DEVICE
 #endif
 
+// Before a loop in code that a GPU runs once: short code matters more than its speed there, since
+// every line of it is fetched from far away.
+#if defined(__CUDA_ARCH__)
+#define MOK_NO_UNROLL _Pragma("unroll 1")
+#else
+#define MOK_NO_UNROLL
+#endif
+
 #define MOK_CONCATENATE_IMPL(a, b) a##b
 #define MOK_CONCATENATE(a, b) MOK_CONCATENATE_IMPL(a, b)
 

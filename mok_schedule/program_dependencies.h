@@ -95,13 +95,15 @@ class DependencyList {
     return WeightGradSignals(expert, program_.shape().ring.macrobatch_of_block(last_block));
   }
 
-  MOK_HOST_DEVICE int64_t Slot() const { return program_.shape().ring.slot_of_block(task_.block); }
+  MOK_HOST_DEVICE int64_t Slot() const {
+    return program_.SlotOfBlock(task_.block, task_.macrobatch);
+  }
 
   // Earlier blocks of this pass whose tasks signalled the family for this task's slot.
   MOK_HOST_DEVICE int64_t OccupantsBefore(CounterFamily family) const {
     const ProgramShape& shape = program_.shape();
     if (shape.pass == Pass::kForward) {
-      return shape.ring.blocks_in_slot(Slot()) - 1 - task_.macrobatch;
+      return program_.BlocksInSlot(Slot()) - 1 - task_.macrobatch;
     }
     const bool only_recomputed =
         family == CounterFamily::kRecomputeDispatched || family == CounterFamily::kRecomputeDone;

@@ -103,10 +103,25 @@ class ProgramView {
   ProgramView() = default;
   MOK_HOST_DEVICE ProgramView(const ProgramShape& shape, const RoutingTableView& table,
                               const PieceTables& pieces);
+  // The same in two steps, the second of which several threads share: after this constructor,
+  // CountTasks has to run for every queue before the view is used.
+  struct Uncounted {};
+  MOK_HOST_DEVICE ProgramView(Uncounted, const ProgramShape& shape, const RoutingTableView& table,
+                              const PieceTables& pieces);
+  MOK_HOST_DEVICE void CountTasks(Queue queue);
 
   MOK_HOST_DEVICE const ProgramShape& shape() const { return shape_; }
   MOK_HOST_DEVICE const RoutingTableView& table() const { return table_; }
   MOK_HOST_DEVICE const PieceTables& pieces() const { return pieces_; }
+  // As those of shape().ring, without divisions.
+  MOK_HOST_DEVICE int64_t num_macrobatches() const { return num_macrobatches_; }
+  MOK_HOST_DEVICE int64_t SlotOfBlock(int64_t block, int64_t macrobatch) const {
+    return block - macrobatch * shape_.ring.macrobatch_blocks;
+  }
+  MOK_HOST_DEVICE int64_t BlocksInSlot(int64_t slot) const {
+    const int64_t last = num_macrobatches_ - 1;
+    return slot < shape_.ring.blocks_in_macrobatch(last) ? num_macrobatches_ : last;
+  }
 
   MOK_HOST_DEVICE int64_t NumTasks(Queue queue) const {
     return num_tasks_[static_cast<int>(queue)];
@@ -125,6 +140,7 @@ class ProgramView {
   MOK_HOST_DEVICE WeightGradPiece PieceOf(const Task& task) const;
 
  private:
+  friend class ProgramCursor;
   static constexpr int kMaxSegments = 24;
 
   // One step of the stream. The lead-in of the first macrobatch is a step of no macrobatch.
@@ -150,8 +166,6 @@ class ProgramView {
   }
   MOK_HOST_DEVICE void ListForward();
   MOK_HOST_DEVICE void ListBackward();
-  MOK_HOST_DEVICE void SumTiles();
-  MOK_HOST_DEVICE void CountTasks();
   MOK_HOST_DEVICE void LayOutCounters();
 
   MOK_HOST_DEVICE int64_t NumPieces(int64_t macrobatch) const {
@@ -171,7 +185,7 @@ class ProgramView {
 
   // The macrobatch that runs at a position of the execution order; the map is its own inverse.
   MOK_HOST_DEVICE int64_t MacrobatchAt(int64_t position) const {
-    return shape_.pass == Pass::kForward ? shape_.ring.num_macrobatches() - 1 - position : position;
+    return shape_.pass == Pass::kForward ? num_macrobatches_ - 1 - position : position;
   }
   MOK_HOST_DEVICE int64_t LeadInBlocks(int64_t macrobatch) const;
   // The step of a macrobatch of `num_steps` minibatches that holds the next one's lead-in: as early
@@ -194,6 +208,7 @@ class ProgramView {
   MOK_HOST_DEVICE Step FindStep(Queue queue, int64_t* index) const;
 
   ProgramShape shape_;
+  int64_t num_macrobatches_ = 0;
   RoutingTableView table_ = {};
   PieceTables pieces_ = {};
   Segment segments_[kMaxSegments] = {};

@@ -8,14 +8,23 @@ namespace mok {
 MOK_HOST_DEVICE inline ProgramView::ProgramView(const ProgramShape& shape,
                                                 const RoutingTableView& table,
                                                 const PieceTables& pieces)
-    : shape_(shape), table_(table), pieces_(pieces) {
+    : ProgramView(Uncounted(), shape, table, pieces) {
+  MOK_NO_UNROLL
+  for (int queue = 0; queue < kNumQueues; ++queue) CountTasks(static_cast<Queue>(queue));
+}
+
+MOK_HOST_DEVICE inline ProgramView::ProgramView(Uncounted, const ProgramShape& shape,
+                                                const RoutingTableView& table,
+                                                const PieceTables& pieces)
+    : shape_(shape),
+      num_macrobatches_(shape.ring.num_macrobatches()),
+      table_(table),
+      pieces_(pieces) {
   if (shape_.pass == Pass::kForward) {
     ListForward();
   } else {
     ListBackward();
   }
-  SumTiles();
-  CountTasks();
   LayOutCounters();
 }
 
@@ -78,27 +87,21 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
   Append(TaskKind::kTokenReduce, Span::kTokenBlocks, shape_.token_reduce_tiles, 1);
 }
 
-MOK_HOST_DEVICE inline void ProgramView::SumTiles() {
+MOK_HOST_DEVICE inline void ProgramView::CountTasks(Queue queue) {
+  const int number = static_cast<int>(queue);
+  MOK_NO_UNROLL
   for (int i = stream_begin_; i < epilogue_begin_; ++i) {
     const Segment& segment = segments_[i];
-    for (int queue = 0; queue < kNumQueues; ++queue) {
-      if (!segment.IsIn(static_cast<Queue>(queue))) continue;
-      const int span = static_cast<int>(segment.span);
-      if (!segment.only_recomputed) span_tiles_[queue][0][span] += segment.tiles;
-      span_tiles_[queue][1][span] += segment.tiles;
-    }
+    if (!segment.IsIn(queue)) continue;
+    const int span = static_cast<int>(segment.span);
+    if (!segment.only_recomputed) span_tiles_[number][0][span] += segment.tiles;
+    span_tiles_[number][1][span] += segment.tiles;
   }
-}
-
-MOK_HOST_DEVICE inline void ProgramView::CountTasks() {
-  for (int i = 0; i < kNumQueues; ++i) {
-    const auto queue = static_cast<Queue>(i);
-    stream_tasks_begin_[i] = NumTasksOfSegments(queue, 0, stream_begin_);
-    epilogue_tasks_begin_[i] =
-        stream_tasks_begin_[i] + StreamBegin(queue, shape_.ring.num_macrobatches());
-    num_tasks_[i] =
-        epilogue_tasks_begin_[i] + NumTasksOfSegments(queue, epilogue_begin_, num_segments_);
-  }
+  stream_tasks_begin_[number] = NumTasksOfSegments(queue, 0, stream_begin_);
+  epilogue_tasks_begin_[number] =
+      stream_tasks_begin_[number] + StreamBegin(queue, num_macrobatches_);
+  num_tasks_[number] =
+      epilogue_tasks_begin_[number] + NumTasksOfSegments(queue, epilogue_begin_, num_segments_);
 }
 
 MOK_HOST_DEVICE inline Task ProgramView::Decode(Queue queue, int64_t index) const {
@@ -148,7 +151,7 @@ MOK_HOST_DEVICE inline int64_t ProgramView::NumElements(const Segment& segment,
     case Span::kTokenBlocks:
       return shape_.token_blocks;
     case Span::kEmptyExperts:
-      return NumPieces(shape_.ring.num_macrobatches());
+      return NumPieces(num_macrobatches_);
     case Span::kPieces:
       return step.is_last ? NumPieces(step.macrobatch) : 0;
     default:
@@ -164,6 +167,7 @@ MOK_HOST_DEVICE inline int64_t ProgramView::NumTasksOfSegments(Queue queue, int 
                                                                int end) const {
   const Step none;
   int64_t count = 0;
+  MOK_NO_UNROLL
   for (int i = begin; i < end; ++i) {
     if (!segments_[i].IsIn(queue)) continue;
     count += segments_[i].tiles * NumElements(segments_[i], none);
@@ -217,7 +221,7 @@ MOK_HOST_DEVICE inline Task ProgramView::BlockTask(TaskKind kind, int64_t block,
 // Macrobatch -1 stands for the experts without rows.
 MOK_HOST_DEVICE inline Task ProgramView::WeightGradTask(int64_t macrobatch, int64_t piece,
                                                         int64_t tile) const {
-  const int64_t list = macrobatch < 0 ? shape_.ring.num_macrobatches() : macrobatch;
+  const int64_t list = macrobatch < 0 ? num_macrobatches_ : macrobatch;
   const int32_t expert = pieces_.piece_expert[pieces_.piece_begin[list] + piece];
   const bool down = tile < shape_.weight_grad_down_tiles;
   return {down ? TaskKind::kWeightGradDown : TaskKind::kWeightGradGateUp, -1,
@@ -233,7 +237,7 @@ MOK_HOST_DEVICE inline int64_t ProgramView::LeadInBlocks(int64_t macrobatch) con
 
 MOK_HOST_DEVICE inline int64_t ProgramView::StreamBegin(Queue queue, int64_t position) const {
   const RingPlan& ring = shape_.ring;
-  const int64_t num_macrobatches = ring.num_macrobatches();
+  const int64_t num_macrobatches = num_macrobatches_;
   if (num_macrobatches == 0) return 0;
   // Row blocks that are done with, and those that have come in, when the step begins.
   int64_t done = position * ring.macrobatch_blocks;
@@ -249,6 +253,7 @@ MOK_HOST_DEVICE inline int64_t ProgramView::StreamBegin(Queue queue, int64_t pos
   const int64_t leads[2] = {incoming < kept ? incoming : kept,
                             incoming > kept ? incoming - kept : 0};
   int64_t begin = 0;
+  MOK_NO_UNROLL
   for (int recomputed = 0; recomputed < 2; ++recomputed) {
     const int64_t* tiles = SpanTiles(queue, recomputed != 0);
     // Every kind that runs over the row blocks is in one of these spans, and in others only to fill
@@ -287,7 +292,7 @@ MOK_HOST_DEVICE inline int64_t ProgramView::StepBegin(const int64_t* tiles, int6
 
 MOK_HOST_DEVICE inline ProgramView::Step ProgramView::FindStep(Queue queue, int64_t* index) const {
   const RingPlan& ring = shape_.ring;
-  const int64_t num_macrobatches = ring.num_macrobatches();
+  const int64_t num_macrobatches = num_macrobatches_;
   Step step;
   if (*index < StreamBegin(queue, 0)) {
     step.lead_in_macrobatch = MacrobatchAt(0);
@@ -361,6 +366,7 @@ MOK_HOST_DEVICE inline void ProgramView::LayOutCounters() {
   const int64_t slots = shape_.ring.num_slots();
   const int64_t token_blocks = shape_.has_shared_expert() ? shape_.token_blocks : 0;
   int64_t begin = 0;
+  MOK_NO_UNROLL
   for (int i = 0; i < kNumCounterFamilies; ++i) {
     const auto family = static_cast<CounterFamily>(i);
     counter_begin_[i] = static_cast<int32_t>(begin);

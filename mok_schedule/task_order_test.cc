@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "mok_schedule/program_cursor.h"
 #include "mok_schedule/task_program.h"
 #include "mok_schedule/testing/naive_order.h"
 #include "mok_schedule/testing/random_program.h"
@@ -51,6 +52,35 @@ void ExpectOrder(const TaskProgram& program, const std::vector<Task>& merged) {
       ASSERT_EQ(Key(task), Key(expected[i]))
           << "queue " << static_cast<int>(queue) << " index " << i << ": got " << Text(task)
           << ", expected " << Text(expected[i]);
+    }
+  }
+}
+
+// A cursor finds what Decode finds, whatever it leaves out.
+void ExpectCursor(const TaskProgram& program, std::mt19937_64& random) {
+  for (int number = 0; number < kNumQueues; ++number) {
+    const auto queue = static_cast<Queue>(number);
+    for (const int64_t stride : {1, 2, 9, 100}) {
+      ProgramCursor cursor(program.view(), queue);
+      for (int64_t i = testing::Uniform(random, 0, stride); i < program.NumTasks(queue);
+           i += testing::Uniform(random, 0, stride)) {
+        const Task task = cursor.Seek(i), expected = program.Decode(queue, i);
+        ASSERT_EQ(Key(task), Key(expected)) << "queue " << number << " index " << i << ": got "
+                                            << Text(task) << ", expected " << Text(expected);
+        if (stride == 1) ++i;
+      }
+    }
+  }
+}
+
+TEST(TaskOrderTest, CursorEqualsDecoding) {
+  for (const Pass pass : kPasses) {
+    for (uint64_t seed = 0; seed < 1000; ++seed) {
+      std::mt19937_64 random(seed);
+      const ProgramCase program_case = RandomProgram(random, pass);
+      SCOPED_TRACE(program_case.Description());
+      ExpectCursor(program_case.Create(), random);
+      if (HasFatalFailure()) return;
     }
   }
 }
