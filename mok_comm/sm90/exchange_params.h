@@ -25,7 +25,7 @@ struct RowSources {
   const int32_t* route;  // [rows] token * topk + k there
 };
 
-// One direction of the exchange.
+// Rows of one matrix in one direction.
 struct RowExchange {
   RowSources sources;
   PeerRows peers;          // pull: rows of tokens, read; push: rows of routes, written
@@ -33,6 +33,24 @@ struct RowExchange {
   int32_t routes_per_row;  // pull of token rows: topk, row = route / topk; rows of routes: 1
   int32_t own_rank;        // its rows do not cross a link and are not paced
   uint64_t interval_ns;    // least time between two remote chunks of one warp; 0: not paced
+};
+
+// One fp32 for each route of a rank, on every rank, mapped into this rank's address space.
+struct PeerScalars {
+  float* of_rank[kMaxExchangeRanks];  // [T * topk of that rank]
+};
+
+// Scalars that come in with rows.
+struct ScalarPull {
+  PeerScalars peers;  // read
+  float* local;       // [ring rows]: written
+};
+
+// Scalars that go out with rows: sums of fixed order.
+struct ScalarPush {
+  PeerScalars peers;   // written
+  const float* parts;  // [ring rows, num_parts]
+  int32_t num_parts;
 };
 
 // Which of the two meetings of a pass.

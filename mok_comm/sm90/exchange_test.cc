@@ -80,6 +80,10 @@ class ExchangeRun {
         const uint32_t* expected = ranks_[rank].x.data() + row / spec_.topk * words;
         if (std::memcmp(copy.data() + row * words, expected, spec_.row_bytes) != 0) return false;
       }
+      const auto scalars = HostCopy(ranks_[rank].params.copied_scalars, static_cast<size_t>(rows));
+      for (int row = 0; row < rows; ++row) {
+        if (scalars[row] != ScalarOfRoute(row)) return false;
+      }
     }
     return true;
   }
@@ -132,6 +136,17 @@ class ExchangeRun {
     p.push.peers.of_rank[rank] = reinterpret_cast<std::byte*>(returned);
     p.copy = UninitializedArray<uint32_t>(p.words + 1, "copy", rank);
     p.chunk_bytes = spec_.chunk_bytes;
+    p.num_routes = spec_.tokens[rank] * spec_.topk;
+    const size_t scalars = static_cast<size_t>(p.num_routes) + 1;
+    p.scalars = UninitializedArray<float>(scalars, "scalars", rank);
+    p.returned_scalars = UninitializedArray<float>(scalars, "returned_scalars", rank);
+    p.copied_scalars = UninitializedArray<float>(scalars, "copied_scalars", rank);
+    const size_t ring_rows = static_cast<size_t>(spec_.ring_tiles) * spec_.rows_per_tile;
+    p.pull_scalars.local = UninitializedArray<float>(ring_rows, "ring scalars", rank);
+    p.pull_scalars.peers.of_rank[rank] = p.scalars;
+    p.push_scalars.parts = p.pull_scalars.local;
+    p.push_scalars.num_parts = 1;
+    p.push_scalars.peers.of_rank[rank] = p.returned_scalars;
     const std::vector<uint64_t> zeros(ExchangeTestCounters(spec_.ring_tiles), 0);
     p.counters = DeviceArray(zeros, "counters", rank);
     p.epoch = 1;
@@ -155,6 +170,8 @@ class ExchangeRun {
       ExchangeTestParams& p = ranks_[rank].params;
       p.pull.peers.of_rank[peer] = other.pull.peers.of_rank[peer];
       p.push.peers.of_rank[peer] = other.push.peers.of_rank[peer];
+      p.pull_scalars.peers.of_rank[peer] = other.scalars;
+      p.push_scalars.peers.of_rank[peer] = other.returned_scalars;
       p.meeting.flags_of_rank[peer] = other.meeting.flags_of_rank[peer];
     }
   }

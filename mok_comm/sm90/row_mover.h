@@ -7,6 +7,7 @@
 #pragma once
 
 #include "mok_comm/sm90/exchange_params.h"
+#include "mok_comm/sm90/scalar_mover.h"
 #include "mok_core/device/device.h"
 #include "mok_core/device/wait.h"
 
@@ -41,35 +42,56 @@ template <Direction kDirection, ExchangeBug kBug = ExchangeBug::kNone>
 class RowMover {
  public:
   // counters: device memory; tiles refer to them by index.
-  MOK_DEVICE RowMover(const RowExchange& exchange, uint64_t* counters, const StagingChunk& chunk)
-      : exchange_(&exchange),
-        counters_(counters),
-        chunk_(chunk),
-        lane_(static_cast<int>(ThreadIndex().x) % 32) {}
+  MOK_DEVICE RowMover(uint64_t* counters, const StagingChunk& chunk)
+      : counters_(counters), chunk_(chunk), lane_(static_cast<int>(ThreadIndex().x) % 32) {}
 
-  // Waits for the tile's counters and issues its rows. False: the grid is aborted; nothing was
-  // issued. The tile is signalled by the next Move or Flush.
-  MOK_DEVICE bool Move(const ExchangeTile& tile, const DeviceWait& wait) {
-    if (!Enter(tile, wait)) return false;
+  // Waits for the tile's counters. False: the grid is aborted.
+  MOK_DEVICE bool Await(const ExchangeTile& tile, const DeviceWait& wait) {
+    bool ready = true;
+    if (lane_ == 0) {
+      if (kBug != ExchangeBug::kSkipTileWait && !Ready(tile)) {
+        // What this tile waits for may itself wait for the one before.
+        SignalPending();
+        MOK_UNROLL
+        for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
+          if (i < tile.num_waits && ready) {
+            ready = wait.ForCounterGpu(counters_ + tile.wait_counters[i], tile.wait_targets[i]);
+          }
+        }
+      }
+      if (kBug != ExchangeBug::kNoFenceAfterWait) FenceProxyAsyncGlobal();
+    }
+    return Shuffle(ready ? 1 : 0, 0) != 0;
+  }
+
+  // Issues the rows of a tile whose counters have been awaited, and moves their scalars (of
+  // scalar_mover.h). The tile is signalled by the next Move or Flush.
+  template <class Scalars>
+  MOK_DEVICE void Move(const RowExchange& exchange, const ExchangeTile& tile, Scalars scalars,
+                       const DeviceWait& wait) {
+    SyncWarp();  // what lane 0 has acquired
     for (int first = 0; first < tile.rows; first += 32) {
       const int rest = tile.rows - first, count = rest < 32 ? rest : 32;
-      int32_t rank = 0, route = 0;
+      ScalarRow row = {tile.local_row + first + lane_, 0, 0};
       if (lane_ < count) {
-        rank = LoadNonCoherent(exchange_->sources.rank + tile.table_row + first + lane_);
-        route = LoadNonCoherent(exchange_->sources.route + tile.table_row + first + lane_);
+        row.rank = LoadNonCoherent(exchange.sources.rank + tile.table_row + first + lane_);
+        row.route = LoadNonCoherent(exchange.sources.route + tile.table_row + first + lane_);
+        scalars.Begin(row);
       }
       for (int i = 0; i < count; ++i) {
-        const int32_t row_rank = Shuffle(rank, i), row_route = Shuffle(route, i);
-        if (lane_ == 0) MoveRow(tile.local_row + first + i, row_rank, row_route, wait);
+        const ScalarRow at = {tile.local_row + first + i, Shuffle(row.rank, i),
+                              Shuffle(row.route, i)};
+        if (lane_ == 0) MoveRow(exchange, at, wait);
       }
+      if (lane_ < count) scalars.End(row);
     }
+    SyncWarp();  // lane 0 releases what all lanes have stored
     if (lane_ == 0) {
       SignalPending();  // of a tile before an empty one
       num_pending_ = tile.num_signals;
       MOK_UNROLL
       for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) pending_[i] = tile.signals[i];
     }
-    return true;
   }
 
   // Everything moved so far is visible and signalled. Before the warp does other work, or ends.
@@ -96,33 +118,16 @@ class RowMover {
     return ready;
   }
 
-  MOK_DEVICE bool Enter(const ExchangeTile& tile, const DeviceWait& wait) {
-    bool ready = true;
-    if (lane_ == 0) {
-      if (kBug != ExchangeBug::kSkipTileWait && !Ready(tile)) {
-        // What this tile waits for may itself wait for the one before.
-        SignalPending();
-        MOK_UNROLL
-        for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
-          if (i < tile.num_waits && ready) {
-            ready = wait.ForCounterGpu(counters_ + tile.wait_counters[i], tile.wait_targets[i]);
-          }
-        }
-      }
-      if (kBug != ExchangeBug::kNoFenceAfterWait) FenceProxyAsyncGlobal();
-    }
-    return Shuffle(ready ? 1 : 0, 0) != 0;
-  }
-
-  MOK_DEVICE void MoveRow(int32_t local_row, int32_t rank, int32_t route, const DeviceWait& wait) {
-    const int64_t row_bytes = exchange_->peers.row_bytes;
+  MOK_DEVICE void MoveRow(const RowExchange& exchange, const ScalarRow& row,
+                          const DeviceWait& wait) {
+    const int64_t row_bytes = exchange.peers.row_bytes;
     const int32_t peer_row =
-        kBug == ExchangeBug::kTokenAsRoute ? route : route / exchange_->routes_per_row;
-    std::byte* peer = exchange_->peers.of_rank[rank] + peer_row * row_bytes;
-    std::byte* local = exchange_->local + local_row * row_bytes;
+        kBug == ExchangeBug::kTokenAsRoute ? row.route : row.route / exchange.routes_per_row;
+    std::byte* peer = exchange.peers.of_rank[row.rank] + peer_row * row_bytes;
+    std::byte* local = exchange.local + row.local_row * row_bytes;
     std::byte* source = kIsPull ? peer : local;
     std::byte* destination = kIsPull ? local : peer;
-    const bool paced = !kIsPull && exchange_->interval_ns != 0 && rank != exchange_->own_rank;
+    const bool paced = !kIsPull && exchange.interval_ns != 0 && row.rank != exchange.own_rank;
     for (int64_t offset = 0; offset < row_bytes; offset += chunk_.bytes) {
       const int64_t rest = row_bytes - offset;
       const bool whole = rest >= chunk_.bytes || kBug == ExchangeBug::kChunkPastRow;
@@ -133,7 +138,7 @@ class RowMover {
       SignalPending();
       if (kBug != ExchangeBug::kNoFullWait) wait.ForBarrier(chunk_.full, parity_);
       parity_ ^= 1;
-      if (paced) Pace();
+      if (paced) Pace(exchange.interval_ns);
       BulkStore(destination + offset, chunk_.memory, bytes);
       BulkCommitGroup();
     }
@@ -161,15 +166,14 @@ class RowMover {
 
   // Stores that are posted faster than the link takes them fill the queues that the GEMM's loads
   // need as well; loads from peers throttle themselves.
-  MOK_DEVICE void Pace() {
-    const uint64_t interval = exchange_->interval_ns, burst = kBurstChunks * interval;
+  MOK_DEVICE void Pace(uint64_t interval) {
+    const uint64_t burst = kBurstChunks * interval;
     uint64_t now = GlobalTimer();
     if (next_time_ + burst < now) next_time_ = now - burst;
     for (; now < next_time_; now = GlobalTimer()) NanoSleep(64);
     next_time_ += interval;
   }
 
-  const RowExchange* exchange_;
   uint64_t* counters_;
   StagingChunk chunk_;
   int lane_;

@@ -9,7 +9,7 @@ namespace {
 using Gemm = SmallGemm<ColumnOrder::kNatural>;
 
 template <int kBug>
-using ConfigWithBug = Sm90ForwardConfig<Gemm, static_cast<ForwardBug>(kBug)>;
+using ConfigWithBug = Sm90ForwardConfig<Gemm, static_cast<PassBug>(kBug)>;
 // The kernel as a template over a number.
 template <int kBug>
 constexpr auto& kKernelWithBug = ForwardKernel<ConfigWithBug<kBug>>;
@@ -18,7 +18,7 @@ constexpr auto& kKernelWithBug = ForwardKernel<ConfigWithBug<kBug>>;
 
 ForwardKernelInfo ForwardKernelWithBug(int bug) {
   return SmallKernelInfo<ConfigWithBug<0>>(
-      MOK_KERNEL_TABLE(kKernelWithBug, static_cast<int>(ForwardBug::kCount), bug));
+      MOK_KERNEL_TABLE(kKernelWithBug, static_cast<int>(PassBug::kCount), bug));
 }
 
 }  // namespace mok::testing

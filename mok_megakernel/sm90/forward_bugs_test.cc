@@ -67,12 +67,12 @@ TEST_F(ForwardBugsTest, EveryBugOfTheKernelIsFlagged) {
       [&](int bug, const Interleaving& interleaving) {
         return RunKernel(data_, ForwardKernelWithBug(bug), interleaving, expected_);
       },
-      static_cast<int>(ForwardBug::kCount),
-      [](int bug) { return bug == static_cast<int>(ForwardBug::kNoEndOfWorkOnAbort); });
+      static_cast<int>(PassBug::kCount),
+      [](int bug) { return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort); });
 }
 
 TEST_F(ForwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {
-  for (const ForwardBug bug : {ForwardBug::kNone, ForwardBug::kNoEndOfWorkOnAbort}) {
+  for (const PassBug bug : {PassBug::kNone, PassBug::kNoEndOfWorkOnAbort}) {
     for (const Interleaving& interleaving : kInterleavings) {
       StartCase(interleaving);
       emulator::Options options = emulator::CurrentOptions();
@@ -81,9 +81,9 @@ TEST_F(ForwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {
       DeviceLayer layer(data_, OptionsOf(), [](ColumnOrder) { return ForwardKernelWithBug(0); });
       // Rank 1 is dead.
       MOK_CHECK(
-          layer.Launch(0, ForwardMode::kWhole, ForwardKernelWithBug(static_cast<int>(bug))).ok());
+          layer.Launch(0, PassMode::kWhole, ForwardKernelWithBug(static_cast<int>(bug))).ok());
       const emulator::Report report = emulator::Run();
-      EXPECT_EQ(report.ok, bug == ForwardBug::kNone) << report.kind << report.text;
+      EXPECT_EQ(report.ok, bug == PassBug::kNone) << report.kind << report.text;
     }
   }
 }

@@ -1,174 +1,19 @@
-// The exchange roles: a warp that pulls and one that pushes, and the meetings of the ranks.
+// The exchanges of the forward: Dispatch pulls, Combine pushes.
 #pragma once
 
-#include "mok_comm/sm90/rank_meeting.h"
 #include "mok_comm/sm90/row_mover.h"
+#include "mok_comm/sm90/scalar_mover.h"
 #include "mok_core/device/device.h"
-#include "mok_megakernel/sm90/forward_storage.h"
-#include "mok_schedule/program_dependencies.h"
+#include "mok_megakernel/sm90/forward_params.h"
+#include "mok_schedule/task.h"
 
 namespace mok {
 
-// A warp's place among those that share a queue: tasks first, first + step, ... are its own. Static
-// order: nobody hands out tasks, and consecutive rows are spread over all SMs.
-struct ExchangeSeat {
-  int32_t first, step;
-  StagingChunk chunk;
-};
-
-// The tasks of a seat in order. Decoding and dependencies take an SM a microsecond, so every lane
-// prepares one task and all 32 are handed out one after the other.
-template <class Config>
-class ExchangeTasks {
- public:
-  struct Item {
-    ExchangeTile tile;
-    TaskKind kind;
-    int32_t index;  // in the queue
-  };
-
-  MOK_DEVICE ExchangeTasks(const ForwardParams& p, const ProgramView& program, Queue queue,
-                           const ExchangeSeat& seat)
-      : params_(&p),
-        program_(&program),
-        queue_(queue),
-        lane_(static_cast<int>(ThreadIndex().x) % 32),
-        step_(seat.step),
-        next_(seat.first),
-        count_(p.shape.mode == ForwardMode::kReduceOnly ? 0 : program.NumTasks(queue)) {}
-
-  // All lanes; the item is the same in all.
-  MOK_DEVICE bool Next(Item& item) {
-    if (next_ >= count_) return false;
-    if (position_ == 0) Prepare();
-    item.index = static_cast<int32_t>(next_);
-    item.kind = static_cast<TaskKind>(Shuffle(static_cast<int32_t>(own_.kind), position_));
-    ExchangeTile& tile = item.tile;
-    tile.table_row = Shuffle(own_.tile.table_row, position_);
-    tile.local_row = Shuffle(own_.tile.local_row, position_);
-    tile.rows = Shuffle(own_.tile.rows, position_);
-    tile.num_waits = Shuffle(own_.tile.num_waits, position_);
-    tile.num_signals = Shuffle(own_.tile.num_signals, position_);
-    MOK_UNROLL
-    for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
-      tile.wait_counters[i] = Shuffle(own_.tile.wait_counters[i], position_);
-      tile.wait_targets[i] = Shuffle(own_.tile.wait_targets[i], position_);
-    }
-    MOK_UNROLL
-    for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) {
-      tile.signals[i] = Shuffle(own_.tile.signals[i], position_);
-    }
-    position_ = (position_ + 1) % 32;
-    next_ += step_;
-    return true;
-  }
-
- private:
-  // This lane's task of the next 32.
-  MOK_DEVICE void Prepare() {
-    own_ = {};
-    const int64_t index = next_ + int64_t{step_} * lane_;
-    if (index < count_) {
-      const Task task = program_->Decode(queue_, index);
-      own_.kind = task.kind;
-      if (task.block >= 0) FillRows(task);
-      FillCounters(DependenciesOf(*program_, task));
-      if (Drops(task.kind)) own_.tile.num_waits = 0;
-    }
-    SyncWarp();
-  }
-
-  MOK_DEVICE static bool Drops(TaskKind kind) {
-    return (Config::kBug == ForwardBug::kCombineTooEarly && kind == TaskKind::kCombine) ||
-           (Config::kBug == ForwardBug::kExitBeforeSent && kind == TaskKind::kExitBarrier);
-  }
-
-  MOK_DEVICE void FillRows(const Task& task) {
-    const ProgramShape& shape = program_->shape();
-    const int32_t per_tile = shape.rows_per_exchange_tile(), first = task.tile * per_tile;
-    const int32_t rest = program_->table().rows_in_block(task.block) - first;
-    const auto slot = static_cast<int32_t>(shape.ring.slot_of_block(task.block));
-    own_.tile.table_row = task.block * kRowBlock + first;
-    own_.tile.local_row = slot * kRowBlock + first;
-    own_.tile.rows = rest < 0 ? 0 : rest < per_tile ? rest : per_tile;
-  }
-
-  MOK_DEVICE void FillCounters(const Dependencies& dependencies) {
-    ExchangeTile& tile = own_.tile;
-    tile.num_waits = dependencies.num_waits;
-    tile.num_signals = dependencies.num_signals;
-    if (Config::kBug == ForwardBug::kRingOverwrite && tile.num_waits > 1) tile.num_waits = 1;
-    MOK_UNROLL
-    for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
-      if (i >= dependencies.num_waits) continue;
-      tile.wait_counters[i] = dependencies.waits[i].first_counter;
-      tile.wait_targets[i] = dependencies.waits[i].target;
-    }
-    MOK_UNROLL
-    for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) {
-      if (i < dependencies.num_signals) tile.signals[i] = dependencies.signals[i];
-    }
-  }
-
-  const ForwardParams* params_;
-  const ProgramView* program_;
-  Queue queue_;
-  int lane_;
-  int32_t step_;
-  int64_t next_, count_;
-  int position_ = 0;  // of the next task among the 32 prepared
-  Item own_ = {};
-};
-
-// Entry or exit barrier: waits for what precedes it on this GPU, meets the peers, tells this GPU.
-template <class Config>
-MOK_DEVICE bool RunBarrier(const ForwardParams& p, TaskKind kind, const ExchangeTile& tile,
-                           DeviceWait& wait) {
-  const bool leader = ThreadIndex().x % 32 == 0;
-  uint64_t* counters = p.signals.counters;
-  bool ready = true;
-  for (int i = 0; leader && i < tile.num_waits && ready; ++i) {
-    ready = wait.ForCounterGpu(counters + tile.wait_counters[i], tile.wait_targets[i]);
-  }
-  if (Shuffle(ready ? 1 : 0, 0) == 0) return false;
-  const bool is_entry = kind == TaskKind::kEntryBarrier;
-  if (MeetsPeers(p)) {
-    DeviceWait meeting_wait(p.signals.meeting_wait, static_cast<int32_t>(ForwardRole::kMeeting));
-    const uint64_t epoch = LoadRelaxedGpu(&p.signals.state->epoch) + 1;
-    if (!MeetRanks<Config::kExchangeBug>(p.exchange.meeting,
-                                         is_entry ? Meeting::kEntry : Meeting::kExit, epoch,
-                                         static_cast<int32_t>(kind), meeting_wait)) {
-      return false;
-    }
-  }
-  if (is_entry && Config::kBug == ForwardBug::kNoEntrySignal) return true;
-  if (leader) ReduceAddReleaseGpu(counters + tile.signals[0], uint64_t{1});
-  return true;
-}
-
-// One warp: brings rows in (kPull) or sends them out (kPush).
-template <class Config, Direction kDirection>
-MOK_DEVICE void ExchangeRole(const ForwardParams& p, ForwardStorage<Config>& s,
-                             const ExchangeSeat& seat) {
+template <Direction kDirection, class Mover>
+MOK_DEVICE void MoveRows(const ForwardParams& p, TaskKind, const ExchangeTile& tile, Mover& mover,
+                         const DeviceWait& wait) {
   constexpr bool kIsPull = kDirection == Direction::kPull;
-  DeviceWait wait = WaitOf(p, kIsPull ? ForwardRole::kPull : ForwardRole::kPush);
-  ExchangeTasks<Config> tasks(p, s.program, kIsPull ? Queue::kPull : Queue::kPush, seat);
-  RowMover<kDirection, Config::kExchangeBug> mover(
-      kIsPull ? p.exchange.dispatch : p.exchange.combine, p.signals.counters, seat.chunk);
-  typename ExchangeTasks<Config>::Item item;
-  bool running = true;
-  while (running && tasks.Next(item)) {
-    wait.SetTask(static_cast<int32_t>(item.kind), item.index);
-    const bool is_barrier =
-        item.kind == TaskKind::kEntryBarrier || item.kind == TaskKind::kExitBarrier;
-    if (is_barrier) {
-      mover.Flush();  // the exit waits for this warp's own rows as well
-      running = RunBarrier<Config>(p, item.kind, item.tile, wait);
-    } else {
-      running = mover.Move(item.tile, wait);
-    }
-  }
-  mover.Flush();
+  mover.Move(kIsPull ? p.exchange.dispatch : p.exchange.combine, tile, NoScalars(), wait);
 }
 
 }  // namespace mok

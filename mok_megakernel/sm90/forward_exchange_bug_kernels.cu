@@ -8,7 +8,7 @@ namespace mok::testing {
 namespace {
 
 template <int kBug>
-using ConfigWithExchangeBug = Sm90ForwardConfig<SmallGemm<ColumnOrder::kNatural>, ForwardBug::kNone,
+using ConfigWithExchangeBug = Sm90ForwardConfig<SmallGemm<ColumnOrder::kNatural>, PassBug::kNone,
                                                 static_cast<ExchangeBug>(kBug)>;
 
 // The kernel as a template over a number.

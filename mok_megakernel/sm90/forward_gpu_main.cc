@@ -8,20 +8,22 @@
 // model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
 //          tokens against float64, repeats bit for bit, time per pass. --virtual: also 2 and 8
 //          virtual ranks on one GPU. --device_schedule: every pass, timed ones too, builds its
-//          schedule first.
+//          schedule first. --config=key=value,...: the same layer again with these choices of the
+//          configuration, any number of times; bits have to be equal. --quick: no float64.
+//          --trace=path: the raw trace of one pass of rank 0 (last layer and configuration).
 // The exit status is 1 if any check fails.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
 #include "mok_megakernel/sm90/testing/model_layer.h"
+#include "mok_megakernel/sm90/testing/pass_timer.h"
 
 namespace mok::testing {
 namespace {
@@ -30,13 +32,17 @@ constexpr double kTensorTolerance = 4e-3;
 constexpr double kRowTolerance = 2e-2;
 constexpr double kBurstTeraflops = 786, kSustainedTeraflops = 678;
 constexpr double kLinkGigabytes = 372;
+constexpr int kWarmUps = 6, kIterations = 30;
+constexpr uint32_t kTraceCapacity = 1024;
 
 struct Flags {
   bool small = false, model = false, traffic = false, virtual_ranks = false;
-  bool device_schedule = false;
-  std::string shape;
+  bool quick = false;
+  int ranks = 0;  // 1: one GPU only, 2: two GPUs only
+  std::string shape, trace;
   int passes = 20;
-  ForwardOptions forward;
+  DeviceLayerOptions options;
+  std::vector<std::string> configs = {""};
 };
 
 int g_failures = 0;
@@ -53,13 +59,6 @@ Status RunPoisoned(DeviceLayer& layer) {
   MOK_RETURN_IF_ERROR(layer.LaunchAll());
   MOK_RETURN_IF_ERROR(runtime::Synchronize());
   return layer.CheckRecords();
-}
-
-double SecondsOf(DeviceLayer& layer, int passes) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (int pass = 0; pass < passes; ++pass) MOK_CHECK(layer.LaunchAll().ok());
-  MOK_CHECK(runtime::Synchronize().ok());
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 std::string Errors(double tensor, double row) {
@@ -130,54 +129,141 @@ void RunSmall(int devices) {
   run("2 GPUs, one without tokens");
 }
 
-void PrintTimes(DeviceLayer& layer, const LayerData& data, int passes) {
-  SecondsOf(layer, 3);
+// Times of DESIGN section 11's protocol, and of a queue of passes.
+void PrintTimes(DeviceLayer& layer, const LayerData& data, bool own_devices, int passes) {
+  std::vector<PassTimer::Lane> lanes;
+  for (int rank = 0; rank < (own_devices ? layer.num_ranks() : 1); ++rank) {
+    lanes.push_back({rank, layer.stream(rank)});
+  }
+  PassTimer timer(lanes);
+  const auto milliseconds = [&](int count) {
+    StatusOr<double> time = timer.Run([&] {
+      for (int pass = 0; pass < count; ++pass) MOK_RETURN_IF_ERROR(layer.LaunchAll());
+      return OkStatus();
+    });
+    MOK_CHECK(time.ok()) << time.status();
+    return time.value() / count;
+  };
   std::vector<double> single;
-  for (int i = 0; i < 9; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    single.push_back(SecondsOf(layer, 1));
+  for (int i = 0; i < kWarmUps + kIterations; ++i) {
+    const double time = milliseconds(1);
+    if (i >= kWarmUps) single.push_back(time);
   }
   std::sort(single.begin(), single.end());
-  const double sustained = SecondsOf(layer, passes) / passes;
-  const double flops = layer.flops(), link = BusiestLinkBytes(data) / (kLinkGigabytes * 1e9);
-  const double burst_floor = std::max(flops / (kBurstTeraflops * 1e12), link);
-  const double floor = std::max(flops / (kSustainedTeraflops * 1e12), link);
+  const double median = single[single.size() / 2], queued = milliseconds(passes);
+  const double flops = layer.flops(), link = BusiestLinkBytes(data) / (kLinkGigabytes * 1e6);
+  const double burst_floor = std::max(flops / (kBurstTeraflops * 1e9), link);
+  const double floor = std::max(flops / (kSustainedTeraflops * 1e9), link);
   std::printf(
-      "     single %.3f ms (%.2fx of %.3f)  back to back %.3f ms, %.0f TFLOP/s (%.2fx of "
+      "     single %.3f ms, best %.3f (%.2fx of %.3f)  back to back %.3f ms, %.0f TFLOP/s (%.2fx "
+      "of "
       "%.3f)\n",
-      single[4] * 1e3, single[4] / burst_floor, burst_floor * 1e3, sustained * 1e3,
-      flops / sustained * 1e-12, sustained / floor, floor * 1e3);
+      median, single[0], median / burst_floor, burst_floor, queued, flops / queued * 1e-9,
+      queued / floor, floor);
+  std::fflush(stdout);
 }
 
-void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
-              const Flags& flags) {
-  const LayerData data = MakeLargeLayer(spec);
-  DeviceLayerOptions options;
-  options.own_devices = own_devices;
-  options.forward = flags.forward;
-  options.device_schedule = flags.device_schedule;
-  DeviceLayer layer(data, options, ForwardKernelOf);
-  std::printf("     %s\n", layer.config(0).ToString().c_str());
-  Tensor expected;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const Status status = RunPoisoned(layer);
-    if (!status.ok()) return Check(false, name, StrCat(status));
-    const Tensor out = layer.Out();
-    if (repeat == 0) expected = out;
-    if (!(out == expected)) return Check(false, name, "a repeat differs in bits");
+// num_warps, capacity, counts, events; little endian.
+void WriteTrace(DeviceLayer& layer, const DeviceLayerOptions& options, const std::string& path) {
+  layer.Poison();
+  MOK_CHECK(layer.LaunchAll().ok() && runtime::Synchronize().ok());
+  const DeviceLayer::Trace trace = layer.TraceOfRankZero();
+  std::ofstream file(path, std::ios::binary);
+  const uint32_t head[2] = {static_cast<uint32_t>(trace.counts.size()), options.trace_capacity};
+  const auto write = [&](const void* data, size_t bytes) {
+    file.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  };
+  write(head, sizeof head);
+  write(trace.counts.data(), trace.counts.size() * sizeof trace.counts[0]);
+  for (size_t warp = 0; warp < trace.counts.size(); ++warp) {
+    const uint32_t count = std::min(trace.counts[warp], options.trace_capacity);
+    write(&trace.events[warp * options.trace_capacity], count * sizeof(DeviceTraceEvent));
   }
+}
+
+bool SetOption(const std::string& name, const std::string& value, DeviceLayerOptions& options) {
+  const int64_t number = std::atoll(value.c_str());
+  const auto small = static_cast<int32_t>(number);
+  if (name == "comm_sms") {
+    options.forward.num_comm_sms = small;
+  } else if (name == "sms") {
+    options.forward.num_sms = small;
+  } else if (name == "minibatch") {
+    options.forward.minibatch_rows = number;
+  } else if (name == "macrobatch") {
+    options.forward.macrobatch_rows = number;
+  } else if (name == "panel") {
+    options.output_panel_blocks = small;
+  } else if (name == "exchange_tiles") {
+    options.exchange_tiles = small;
+  } else if (name == "reduce_tiles") {
+    options.token_reduce_tiles = small;
+  } else if (name == "chunk") {
+    options.chunk_bytes = static_cast<uint32_t>(number);
+  } else if (name == "interval") {
+    options.push_interval_ns = static_cast<uint64_t>(number);
+  } else if (name == "push_gbps") {
+    options.device.push_gigabytes_per_second = static_cast<double>(number);
+  } else if (name == "device_schedule") {
+    options.device_schedule = value.empty() || number != 0;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// "key=value,key=value" on top of `options`.
+bool SetOptions(const std::string& text, DeviceLayerOptions& options) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, end - begin);
+    const size_t equals = item.find('=');
+    const std::string value = equals == std::string::npos ? "" : item.substr(equals + 1);
+    if (!SetOption(item.substr(0, equals), value, options)) return false;
+    begin = end + 1;
+  }
+  return true;
+}
+
+void CheckSample(const LayerData& data, const Tensor& out, const std::string& name) {
+  const LayerSpec& spec = data.spec;
   const std::vector<int64_t> tokens = SampleTokens(spec.num_tokens(), 32);
   Tensor sample(DType::kBf16, 0);
   for (const int64_t token : tokens) {
     Tensor row(DType::kBf16, spec.hidden);
-    std::memcpy(row.At(0), expected.At(token * spec.hidden), row.bytes.size());
+    std::memcpy(row.At(0), out.At(token * spec.hidden), row.bytes.size());
     sample.Append(row);
   }
   const std::vector<double> reference = ReferenceRows(data, tokens);
   const double error = RelativeError(sample, reference);
   const double row = WorstRowError(sample, reference, spec.hidden);
   Check(error <= kTensorTolerance && row <= kRowTolerance, name, Errors(error, row));
-  PrintTimes(layer, data, flags.passes);
+}
+
+void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
+              const Flags& flags) {
+  const LayerData data = MakeLargeLayer(spec);
+  Tensor expected;
+  for (const std::string& config : flags.configs) {
+    DeviceLayerOptions options = flags.options;
+    options.own_devices = own_devices;
+    MOK_CHECK(SetOptions(config, options)) << config;
+    DeviceLayer layer(data, options, ForwardKernelOf);
+    std::printf("     %s %s: %s\n", name.c_str(), config.c_str(),
+                layer.config(0).ToString().c_str());
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const Status status = RunPoisoned(layer);
+      if (!status.ok()) return Check(false, name, StrCat(status));
+      const Tensor out = layer.Out();
+      if (expected.bytes.empty()) {
+        expected = out;
+        if (!flags.quick) CheckSample(data, out, name);
+      }
+      if (!(out == expected)) Check(false, name, StrCat(config, ": differs in bits"));
+    }
+    if (options.trace_capacity > 0) WriteTrace(layer, options, flags.trace);
+    PrintTimes(layer, data, own_devices, flags.passes);
+  }
 }
 
 void RunModels(int devices, bool traffic, const Flags& flags) {
@@ -187,13 +273,13 @@ void RunModels(int devices, bool traffic, const Flags& flags) {
       return traffic ? TrafficLayerSpec(shape, ranks) : ModelLayerSpec(shape, ranks);
     };
     const std::string name = StrCat(shape.name, traffic ? " traffic" : " model");
-    RunLarge(spec(1), false, name + ", 1 GPU", flags);
+    if (flags.ranks == 0 || flags.ranks == 1) RunLarge(spec(1), false, name + ", 1 GPU", flags);
     if (flags.virtual_ranks) {
       for (const int ranks : {2, 8}) {
         RunLarge(spec(ranks), false, StrCat(name, ", ", ranks, " virtual ranks"), flags);
       }
     }
-    if (devices >= 2) RunLarge(spec(2), true, name + ", 2 GPUs", flags);
+    if (devices >= 2 && flags.ranks != 1) RunLarge(spec(2), true, name + ", 2 GPUs", flags);
   }
 }
 
@@ -201,7 +287,7 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
   const size_t equals = argument.find('=');
   const std::string name = argument.substr(0, equals);
   const std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
-  const int64_t number = std::atoll(value.c_str());
+  DeviceLayerOptions ignored;
   if (name == "small") {
     flags.small = true;
   } else if (name == "model") {
@@ -210,22 +296,22 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
     flags.traffic = true;
   } else if (name == "--virtual") {
     flags.virtual_ranks = true;
-  } else if (name == "--device_schedule") {
-    flags.device_schedule = true;
+  } else if (name == "--quick") {
+    flags.quick = true;
+  } else if (name == "--ranks") {
+    flags.ranks = std::atoi(value.c_str());
   } else if (name == "--shape") {
     flags.shape = value;
   } else if (name == "--passes") {
-    flags.passes = static_cast<int>(number);
-  } else if (name == "--comm_sms") {
-    flags.forward.num_comm_sms = static_cast<int32_t>(number);
-  } else if (name == "--sms") {
-    flags.forward.num_sms = static_cast<int32_t>(number);
-  } else if (name == "--minibatch") {
-    flags.forward.minibatch_rows = number;
-  } else if (name == "--macrobatch") {
-    flags.forward.macrobatch_rows = number;
+    flags.passes = std::atoi(value.c_str());
+  } else if (name == "--trace") {
+    flags.trace = value;
+    flags.options.trace_capacity = kTraceCapacity;
+  } else if (name == "--config") {
+    flags.configs.push_back(value);
+    return SetOptions(value, ignored);
   } else {
-    return false;
+    return name.starts_with("--") && SetOption(name.substr(2), value, flags.options);
   }
   return true;
 }

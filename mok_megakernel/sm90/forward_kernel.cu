@@ -10,8 +10,8 @@ template <ColumnOrder kOrder>
 ForwardKernelInfo KernelInfo() {
   using Gemm = DefaultSm90GemmConfig<kOrder>;
   using Config = Sm90ForwardConfig<Gemm>;
-  return {reinterpret_cast<const void*>(&ForwardKernel<Config>), sizeof(ForwardStorage<Config>),
-          Gemm::kTileN, Config::kChunkBytes, ForwardStorage<Config>::kDedicatedChunkBytes};
+  return {reinterpret_cast<const void*>(&ForwardKernel<Config>), sizeof(PassStorage<Config>),
+          Gemm::kTileN, Config::kChunkBytes, PassStorage<Config>::kDedicatedChunkBytes};
 }
 
 }  // namespace

@@ -1,129 +1,33 @@
 // The forward of the layer on Hopper as one persistent kernel per rank: exchange, grouped GEMMs,
 // shared expert and reduction are tasks of mok_schedule's program, executed by the roles of one
-// block per SM.
-//
-//   warps 0-7   consumers: wgmma, epilogue, TokenReduce         (forward_compute.h)
-//   warp  8     producer: tensor loads                          (forward_compute.h)
-//   warp  9     scheduler: tickets, dependencies                (forward_compute.h)
-//   warp  10    pull: entry barrier, Dispatch                   (forward_exchange.h)
-//   warp  11    push: Combine, exit barrier                     (forward_exchange.h)
-//
-// With num_comm_sms = n > 0 the first n blocks only exchange, with all their warps, and the others
-// have no exchange warps.
+// block per SM (pass_kernel.h).
 #pragma once
 
 #include "mok_core/device/device.h"
 #include "mok_megakernel/sm90/forward_compute.h"
 #include "mok_megakernel/sm90/forward_exchange.h"
-#include "mok_megakernel/sm90/forward_storage.h"
+#include "mok_megakernel/sm90/pass_kernel.h"
 
 namespace mok {
 
-namespace forward_internal {
+template <class GemmConfig, PassBug kBug = PassBug::kNone,
+          ExchangeBug kExchangeBug = ExchangeBug::kNone>
+using Sm90ForwardConfig = Sm90PassConfig<GemmConfig, ForwardWork, kBug, kExchangeBug>;
 
-template <class Config>
-MOK_DEVICE void Initialize(const ForwardParams& p, ForwardStorage<Config>& s, int warp) {
-  if (ThreadIndex().x % 32 != 0) return;
-  if (warp == 0) {
-    InitializeGemm<typename Config::Gemm>(s.stages, s.barriers);
-    constexpr uint32_t kReaders = Config::Gemm::kConsumerWarps + 1;  // and the producer
-    ForwardQueue<Config>::Initialize(s.queue, kReaders);
-    for (int i = 0; i < kForwardWarps; ++i) {
-      MbarrierInit(&s.chunk_full[i], 1);
-      MOK_NAME(&s.chunk_full[i], "chunk_full", i);
-    }
-    FenceMbarrierInit();
-  } else if (warp == kSchedulerWarp) {
-    s.program = MakeProgramView(p.shape.program, p.schedule);
-  } else if (warp == kProducerWarp && p.schedule.num_local_experts > 0) {
-    const ForwardParams::Weights& weights = p.weights;
-    PrefetchTensorMap(&p.ring.x);
-    PrefetchTensorMap(&weights.gate);
-    PrefetchTensorMap(&weights.up);
-    PrefetchTensorMap(&p.ring.activation);
-    PrefetchTensorMap(&weights.down);
-  }
+MOK_DEVICE void PrefetchTensorMaps(const ForwardParams& p) {
+  if (p.schedule.num_local_experts == 0) return;
+  PrefetchTensorMap(&p.ring.x);
+  PrefetchTensorMap(&p.weights.gate);
+  PrefetchTensorMap(&p.weights.up);
+  PrefetchTensorMap(&p.ring.activation);
+  PrefetchTensorMap(&p.weights.down);
 }
 
-// The seat of an exchange warp; false: the warp does not exchange.
 template <class Config>
-MOK_DEVICE bool FindSeat(const ForwardParams& p, ForwardStorage<Config>& s, int warp,
-                         ExchangeSeat& seat) {
-  const auto block = static_cast<int32_t>(BlockIndex().x);
-  if (p.shape.num_comm_sms == 0) {
-    if (warp != kPullWarp && warp != kPushWarp) return false;
-    seat.first = block;
-    seat.step = static_cast<int32_t>(GridDimensions().x);
-    seat.chunk = {s.chunks[warp - kPullWarp], &s.chunk_full[warp], p.exchange.chunk_bytes};
-    return true;
-  }
-  if (block >= p.shape.num_comm_sms) return false;
-  constexpr int32_t kSeatsPerBlock = kForwardWarps / 2;
-  seat.first = block * kSeatsPerBlock + warp / 2;
-  seat.step = p.shape.num_comm_sms * kSeatsPerBlock;
-  seat.chunk = {s.dedicated_chunks[warp], &s.chunk_full[warp], p.exchange.dedicated_chunk_bytes};
-  return true;
-}
-
-// By every block as its last step, after all its roles. The block that comes last leaves counters
-// and state ready for the next launch.
-template <class Config>
-MOK_DEVICE void FinishLaunch(const ForwardParams& p, const ProgramView& program) {
-  const int lane = static_cast<int>(ThreadIndex().x) % 32;
-  ForwardState* state = p.signals.state;
-  uint64_t before = 0;
-  if (lane == 0) before = AtomicAddAcquireReleaseGpu(&state->finished_blocks, uint64_t{1});
-  if (Shuffle(before, 0) + 1 != GridDimensions().x) return;
-  SyncWarp();  // what lane 0 has acquired
-  if (Config::kBug != ForwardBug::kCountersKept) {
-    for (int32_t i = lane; i < program.NumCounters(); i += 32) {
-      StoreRelaxedGpu(p.signals.counters + i, uint64_t{0});
-    }
-  }
-  if (lane != 0) return;
-  StoreRelaxedGpu(&state->finished_blocks, uint64_t{0});
-  if (MeetsPeers(p) && Config::kBug != ForwardBug::kEpochKept) {
-    StoreRelaxedGpu(&state->epoch, LoadRelaxedGpu(&state->epoch) + 1);
-  }
-}
-
-}  // namespace forward_internal
-
-template <class Config>
-MOK_KERNEL(kForwardThreads, 1)
+MOK_KERNEL(kPassThreads, 1)
 ForwardKernel(MOK_GRID_CONSTANT(ForwardParams) p) {
-  using namespace forward_internal;
-  static_assert(sizeof(ForwardStorage<Config>) <= kMaxBlockSharedBytes);
-  MOK_SHARED_STORAGE(ForwardStorage<Config>, s);
-  const int warp = static_cast<int>(ThreadIndex().x) / 32;
-  Initialize(p, s, warp);
-  SyncWarp();
-  SyncBlock();
-
-  const bool only_exchanges = static_cast<int32_t>(BlockIndex().x) < p.shape.num_comm_sms;
-  if (!only_exchanges && warp < kProducerWarp) {
-    IncreaseRegisters<kSm90ConsumerRegisters>();
-    ConsumerRole<Config>(p, s);
-  } else {
-    DecreaseRegisters<kSm90ProducerRegisters>();
-    const bool leader = ThreadIndex().x % 32 == 0;
-    ExchangeSeat seat;
-    if (FindSeat(p, s, warp, seat)) {
-      if (warp % 2 == 0) {
-        ExchangeRole<Config, Direction::kPull>(p, s, seat);
-      } else {
-        ExchangeRole<Config, Direction::kPush>(p, s, seat);
-      }
-    } else if (warp == kProducerWarp && leader) {
-      ProducerRole<Config>(p, s);
-    } else if (warp == kSchedulerWarp && leader) {
-      SchedulerRole<Config>(p, s);
-    }
-  }
-
-  SyncWarp();
-  SyncBlock();
-  if (warp == 0) FinishLaunch<Config>(p, s.program);
+  MOK_SHARED_STORAGE(PassStorage<Config>, s);
+  RunPass<Config>(p, s);
 }
 
 }  // namespace mok

@@ -9,14 +9,12 @@
 #include "mok_core/status.h"
 #include "mok_megakernel/sm90/forward_config.h"
 #include "mok_megakernel/sm90/forward_params.h"
+#include "mok_megakernel/sm90/pass_launch.h"
 
 namespace mok {
 
 // Memory of one rank that passes reuse. Zero it once (or at least its first state_bytes()).
-struct ForwardScratch {
-  ForwardState* state;
-  uint32_t* abort_flag;
-  uint64_t* counters;
+struct ForwardScratch : PassMemory {
   BFloat16* h;         // [ring, I]
   BFloat16* y;         // [ring, H]
   BFloat16* shared_h;  // [max tokens, Is]
@@ -27,15 +25,15 @@ class ForwardScratchLayout {
  public:
   ForwardScratchLayout(const ForwardLayerShape& shape, const ForwardConfig& config);
 
-  size_t bytes() const { return bytes_; }
-  size_t state_bytes() const { return begin_[kH]; }
+  size_t bytes() const { return plan_.bytes(); }
+  size_t state_bytes() const { return memory_.bytes(); }
   // `base`: bytes() of device memory, 256-byte aligned.
   ForwardScratch At(void* base) const;
 
  private:
-  enum Part { kState, kAbortFlag, kCounters, kH, kY, kSharedH, kSharedY, kNumParts };
-  size_t begin_[kNumParts] = {};
-  size_t bytes_ = 0;
+  PassMemoryLayout memory_;
+  MemoryPlan plan_;
+  size_t h_, y_, shared_h_, shared_y_;
 };
 
 // Everything of one call on one rank. Device memory; shapes as in ForwardParams.
@@ -79,13 +77,9 @@ struct ForwardArguments {
   float swiglu_limit = 0;              // > 0; +infinity: plain
 };
 
-// What a launch needs to know of a kernel.
-struct ForwardKernelInfo {
-  const void* address;
-  size_t shared_bytes;
-  int32_t tile_columns;  // of its GEMM
-  uint32_t max_chunk_bytes, max_dedicated_chunk_bytes;
-};
+using ForwardKernelInfo = PassKernelInfo;
+using ForwardLaunch = PassLaunch;
+using ForwardMode = PassMode;
 
 // The production kernel.
 ForwardKernelInfo ForwardKernelOf(ColumnOrder order);
@@ -97,17 +91,9 @@ StatusOr<ForwardParams> MakeForwardParams(const ForwardLayerShape& shape,
                                           const ForwardKernelInfo& kernel,
                                           const ForwardArguments& arguments);
 
-struct ForwardLaunch {
-  ForwardMode mode = ForwardMode::kWhole;
-  int32_t num_blocks = 1;
-  int device = 0;
-  void* stream = nullptr;
-};
 Status LaunchForward(const ForwardKernelInfo& kernel, const ForwardParams& params,
                      const ForwardLaunch& launch);
 
-// Ok, or kDeadlineExceeded: names the missing rank if it was a meeting that ran out of time. After
-// the kernel has ended.
-Status CheckForwardRecord(const DeviceWaitRecord& record);
+inline Status CheckForwardRecord(const DeviceWaitRecord& record) { return CheckPassRecord(record); }
 
 }  // namespace mok

@@ -7,32 +7,14 @@
 #include <cstdint>
 
 #include "mok_comm/sm90/exchange_params.h"
-#include "mok_core/device/ticket_counter.h"
+#include "mok_core/device/device_trace_params.h"
 #include "mok_core/device/types.h"
-#include "mok_core/device/wait_record.h"
 #include "mok_core/dtype.h"
+#include "mok_megakernel/sm90/pass_params.h"
 #include "mok_schedule/device/device_schedule.h"
 #include "mok_schedule/program_shape.h"
 
 namespace mok {
-
-// Which tasks a launch runs.
-enum class ForwardMode : int32_t {
-  // All of them: ranks run at the same time and meet inside the kernel.
-  kWhole,
-  // For ranks that share one GPU, whose kernels run one after the other: first this for every rank,
-  // then kReduceOnly for every rank. Stream order stands in for the meetings.
-  kExchangeAndCompute,
-  kReduceOnly,  // TokenReduce
-};
-
-// State that outlives a launch. Zero before the first; every launch leaves it ready for the next,
-// so that a captured graph can be replayed.
-struct ForwardState {
-  uint64_t epoch;            // passes that have met their peers
-  uint64_t finished_blocks;  // of the running launch
-  TicketCounter ticket;      // compute tasks: schedulers -> schedulers
-};
 
 struct ForwardParams {
   struct Shape {
@@ -43,7 +25,7 @@ struct ForwardParams {
     int32_t topk;
     int64_t num_tokens;  // T
     float swiglu_limit;  // > 0, +infinity: plain
-    ForwardMode mode;
+    PassMode mode;
     int32_t num_comm_sms;  // blocks that only exchange; 0: a warp of every block
   } shape;
 
@@ -94,40 +76,8 @@ struct ForwardParams {
 
   DeviceSchedule schedule;  // schedule kernel -> scheduler and exchange warps
 
-  struct Signals {
-    uint64_t* counters;  // [MaxForwardCounters] of the task program, zero between launches
-    ForwardState* state;
-    DeviceWaitParams wait;          // for counters of this GPU
-    DeviceWaitParams meeting_wait;  // less patient, so that the record names the missing rank
-  } signals;
-};
-
-// Who waits, in a DeviceWaitRecord. kMeeting: a warp in the entry or exit barrier; `task` of the
-// record is then the missing rank.
-enum class ForwardRole : int32_t { kConsumer, kProducer, kScheduler, kPull, kPush, kMeeting };
-const char* ForwardRoleName(int32_t role);
-
-// Mistakes that tests plant; the emulator or the comparison of results has to notice each.
-enum class ForwardBug : int32_t {
-  kNone,
-  kSkipDependencies,      // the scheduler waits for nothing
-  kSkipLastDependency,    // ... but for all waits except the last
-  kNoProxyFence,          // neither who stores a tile nor who loads it
-  kSignalBeforeEpilogue,  // a tile is signalled when only the first warps have stored it
-  kRelaxedSignal,
-  kReduceBeforeExit,  // TokenReduce does not wait
-  kRingOverwrite,     // Dispatch does not wait for the readers of the slot
-  kCombineTooEarly,   // Combine does not wait for Down
-  kExitBeforeSent,    // the exit does not wait for this rank's own pushes
-  kNoEntrySignal,
-  kSignalOfOneWarpgroup,  // a tile is signalled when the first warpgroup has stored it
-  kTaskReleasedBeforeRead,
-  kNoEndOfWorkOnAbort,  // an aborted scheduler lets its block wait for ever
-  kCountersKept,        // the next launch starts from the last one's counters
-  kEpochKept,
-  kNoTicketReset,
-  kWrongSharedRows,  // the shared expert writes padding tokens
-  kCount
+  PassSignals signals;
+  DeviceTraceParams trace;  // a role per warp: see TraceKind
 };
 
 }  // namespace mok

@@ -242,7 +242,7 @@ TEST(ForwardTest, DeadRankIsNamed) {
     options.fast_forward = true;
     emulator::Configure(options);
     DeviceLayer layer(data, TwoBlocks(), SmallForwardKernel);
-    ASSERT_EQ(layer.Launch(1, ForwardMode::kWhole), OkStatus());  // rank 0 is dead
+    ASSERT_EQ(layer.Launch(1, PassMode::kWhole), OkStatus());  // rank 0 is dead
     ASSERT_EQ(runtime::Synchronize(), OkStatus()) << "the kernel ends";
     const Status status = layer.CheckRecords();
     EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);

@@ -11,8 +11,8 @@ using SmallGemm = Sm90GemmConfig<64, 3, 2, kOrder>;
 
 template <class Config>
 ForwardKernelInfo SmallKernelInfo(const void* address) {
-  return {address, sizeof(ForwardStorage<Config>), Config::Gemm::kTileN, Config::kChunkBytes,
-          ForwardStorage<Config>::kDedicatedChunkBytes};
+  return {address, sizeof(PassStorage<Config>), Config::Gemm::kTileN, Config::kChunkBytes,
+          PassStorage<Config>::kDedicatedChunkBytes};
 }
 
 }  // namespace mok::testing

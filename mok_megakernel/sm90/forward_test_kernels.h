@@ -8,7 +8,7 @@ namespace mok::testing {
 // The correct kernel.
 ForwardKernelInfo SmallForwardKernel(ColumnOrder order);
 
-// Kernels with a planted mistake and natural order. bug: ForwardBug, ExchangeBug.
+// Kernels with a planted mistake and natural order. bug: PassBug, ExchangeBug.
 ForwardKernelInfo ForwardKernelWithBug(int bug);
 ForwardKernelInfo ForwardKernelWithExchangeBug(int bug);
 

@@ -2,9 +2,24 @@
 #pragma once
 
 #include "mok_core/device/device.h"
-#include "mok_megakernel/sm90/forward_storage.h"
+#include "mok_gemm/sm90/gemm_task.h"
+#include "mok_megakernel/sm90/forward_params.h"
+#include "mok_megakernel/sm90/pass_storage.h"
 
 namespace mok {
+
+// What a scheduler hands to the producer and the consumers of its block.
+struct ForwardWork {
+  enum class Kind : int32_t { kEnd, kGemm, kSwiGluGemm, kReduce };
+
+  GemmTask gemm;  // kGemm, kSwiGluGemm
+  Kind kind;
+  int32_t first_token;  // kReduce
+  int32_t num_tokens;   // kReduce: may be 0
+  int32_t signal;       // counter to increment once the tile is stored; -1: none
+  int32_t task_kind;    // for reports
+  int64_t task;
+};
 
 namespace forward_internal {
 
@@ -89,13 +104,13 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
   int32_t rows = kRowBlock;
   if (is_routed) {
     rows = program.table().rows_in_block(task.block);
-  } else if (Config::kBug != ForwardBug::kWrongSharedRows) {
+  } else if (Config::kBug != PassBug::kWrongSharedRows) {
     rows = TokensInBlock(p, task.block);
   }
   const int32_t row = slot * kRowBlock;
   switch (task.kind) {
     case TaskKind::kGateUp:
-      work.kind = WorkKind::kSwiGluGemm;
+      work.kind = ForwardWork::Kind::kSwiGluGemm;
       FillGateUp<Gemm>({&p.ring.x,
                         {&p.weights.gate, &p.weights.up},
                         row,
@@ -107,7 +122,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
                        work.gemm);
       break;
     case TaskKind::kSharedGateUp:
-      work.kind = WorkKind::kSwiGluGemm;
+      work.kind = ForwardWork::Kind::kSwiGluGemm;
       FillGateUp<Gemm>({&p.tokens.x,
                         {&p.weights.shared_gate, &p.weights.shared_up},
                         row,
@@ -119,7 +134,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
                        work.gemm);
       break;
     case TaskKind::kDown:
-      work.kind = WorkKind::kGemm;
+      work.kind = ForwardWork::Kind::kGemm;
       FillDown<Gemm>({&p.ring.activation,
                       {&p.weights.down, &p.weights.down},
                       row,
@@ -130,7 +145,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
                      p.ring.y, task.tile, work.gemm);
       break;
     case TaskKind::kSharedDown:
-      work.kind = WorkKind::kGemm;
+      work.kind = ForwardWork::Kind::kGemm;
       FillDown<Gemm>({&p.shared.activation,
                       {&p.weights.shared_down, &p.weights.shared_down},
                       row,
@@ -143,7 +158,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
     default: {  // kTokenReduce
       const int32_t per_tile = program.shape().tokens_per_reduce_tile();
       const int32_t rest = rows - task.tile * per_tile;
-      work.kind = WorkKind::kReduce;
+      work.kind = ForwardWork::Kind::kReduce;
       work.first_token = row + task.tile * per_tile;
       work.num_tokens = rest < 0 ? 0 : rest < per_tile ? rest : per_tile;
       break;

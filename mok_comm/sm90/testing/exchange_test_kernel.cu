@@ -38,8 +38,7 @@ template <Direction kDirection, ExchangeBug kBug>
 MOK_DEVICE bool MoveTiles(const ExchangeTestParams& p, SharedStorage& s, DeviceWait& wait) {
   constexpr bool kIsPull = kDirection == Direction::kPull;
   constexpr int kWarp = kIsPull ? 0 : 1;
-  RowMover<kDirection, kBug> mover(kIsPull ? p.pull : p.push, p.counters,
-                                   {s.chunks[kWarp], &s.full[kWarp], p.chunk_bytes});
+  RowMover<kDirection, kBug> mover(p.counters, {s.chunks[kWarp], &s.full[kWarp], p.chunk_bytes});
   bool running = true;
   // What a block pulls another one pushes, if there is another.
   const auto blocks = static_cast<int32_t>(GridDimensions().x);
@@ -47,7 +46,14 @@ MOK_DEVICE bool MoveTiles(const ExchangeTestParams& p, SharedStorage& s, DeviceW
   for (int32_t tile = kIsPull ? block : blocks - 1 - block; tile < p.tiles.num_tiles && running;
        tile += blocks) {
     wait.SetTask(kWarp, tile);
-    running = mover.Move(TileOf(p, tile, kIsPull), wait);
+    const ExchangeTile rows = TileOf(p, tile, kIsPull);
+    running = mover.Await(rows, wait);
+    if (!running) break;
+    if constexpr (kIsPull) {
+      mover.Move(p.pull, rows, PulledScalars(p.pull_scalars, true), wait);
+    } else {
+      mover.Move(p.push, rows, PushedSums(p.push_scalars), wait);
+    }
   }
   mover.Flush();
   return running;
@@ -57,7 +63,9 @@ template <ExchangeBug kBug>
 MOK_DEVICE void Pull(const ExchangeTestParams& p, SharedStorage& s) {
   DeviceWait wait(p.wait, kPullRole);
   if (BlockIndex().x == 0) {
-    for (int i = static_cast<int>(ThreadIndex().x); i < p.x_words; i += 32) p.x[i] = p.source[i];
+    const int thread = static_cast<int>(ThreadIndex().x);
+    for (int i = thread; i < p.x_words; i += 32) p.x[i] = p.source[i];
+    for (int i = thread; i < p.num_routes; i += 32) p.scalars[i] = ScalarOfRoute(i);
     DeviceWait meeting_wait(p.meeting_wait, kPullRole);
     if (!MeetRanks<kBug>(p.meeting, Meeting::kEntry, p.epoch, 10, meeting_wait)) return;
     if (ThreadIndex().x == 0) ReduceAddReleaseGpu(p.counters + kEntered, uint64_t{1});
@@ -107,6 +115,9 @@ Exchange(MOK_GRID_CONSTANT(ExchangeTestParams) p) {
   if (BlockIndex().x != 0 || s.exited == 0) return;
   for (int i = static_cast<int>(ThreadIndex().x); i < p.words; i += kExchangeTestThreads) {
     p.copy[i] = p.returned[i];
+  }
+  for (int i = static_cast<int>(ThreadIndex().x); i < p.num_routes; i += kExchangeTestThreads) {
+    p.copied_scalars[i] = p.returned_scalars[i];
   }
 }
 

@@ -16,8 +16,10 @@ struct ExchangeTestParams {
     int32_t num_rows;
     int32_t ring_tiles;  // tile t lives in ring slot t % ring_tiles
   } tiles;
-  RowExchange pull;  // peers' x -> ring
-  RowExchange push;  // ring -> peers' returned rows
+  RowExchange pull;         // peers' x -> ring
+  RowExchange push;         // ring -> peers' returned rows
+  ScalarPull pull_scalars;  // peers' scalars -> parts of the rows in the ring
+  ScalarPush push_scalars;  // sums of parts -> peers' returned scalars
   RankMeeting meeting;
   uint64_t* counters;      // [ExchangeTestCounters(ring_tiles)], zero when a pass starts
   uint64_t epoch;          // of this launch
@@ -27,10 +29,17 @@ struct ExchangeTestParams {
   const uint32_t* returned;  // [words] this rank's returned rows: peers' pushes -> copy
   uint32_t* copy;            // [words] what was there after the exit
   int32_t words;
+  float* scalars;           // [num_routes] this rank's -> peers' pulls
+  float* returned_scalars;  // [num_routes] peers' pushes -> copied_scalars
+  float* copied_scalars;
+  int32_t num_routes;
   uint32_t chunk_bytes;
   DeviceWaitParams wait;          // for counters of this GPU
   DeviceWaitParams meeting_wait;  // less patient, so that the record names the missing rank
 };
+
+// What a rank sends for its route, and what comes back.
+MOK_HOST_DEVICE constexpr float ScalarOfRoute(int32_t route) { return 0.25f * (route + 1); }
 
 // Counters: entry passed, tiles pushed, then tiles pulled into and pushed out of each slot.
 inline constexpr int32_t kEntered = 0, kTotal = 1, kSlotCounters = 2;

@@ -52,6 +52,7 @@ DeviceLayer::DeviceLayer(const LayerData& data, const DeviceLayerOptions& option
   }
   if (options.device_schedule) PrepareDeviceSchedule();
   for (int rank = 0; rank < num_ranks(); ++rank) Connect(rank);
+  if (options.trace_capacity > 0) PrepareTrace();
 }
 
 DeviceLayer::~DeviceLayer() {
@@ -78,6 +79,7 @@ void DeviceLayer::ChooseConfig(int index) {
   };
   override_with(rank.config.exchange_tiles, options_.exchange_tiles);
   override_with(rank.config.token_reduce_tiles, options_.token_reduce_tiles);
+  override_with(rank.config.output_panel_blocks, options_.output_panel_blocks);
   override_with(rank.config.chunk_bytes, options_.chunk_bytes);
   const uint32_t most = kernel_of_(rank.config.order).max_dedicated_chunk_bytes;
   rank.config.dedicated_chunk_bytes = std::min(rank.config.dedicated_chunk_bytes, most);
@@ -240,7 +242,34 @@ void DeviceLayer::Connect(int index) {
   rank.params = params.value();
 }
 
+void DeviceLayer::PrepareTrace() {
+  Rank& rank = ranks_[0];
+  const uint32_t warps = kTraceRoles, capacity = options_.trace_capacity;
+  num_traced_warps_ = static_cast<size_t>(rank.config.num_blocks) * warps;
+  void* events =
+      Allocate(rank.device, num_traced_warps_ * capacity * sizeof(DeviceTraceEvent), "trace");
+  void* counts = Allocate(rank.device, num_traced_warps_ * sizeof(uint32_t), "trace counts");
+  rank.params.trace = {static_cast<DeviceTraceEvent*>(events), static_cast<uint32_t*>(counts),
+                       capacity, warps};
+}
+
+DeviceLayer::Trace DeviceLayer::TraceOfRankZero() const {
+  const DeviceTraceParams& params = ranks_[0].params.trace;
+  Trace trace;
+  trace.events.resize(num_traced_warps_ * params.capacity);
+  trace.counts.resize(num_traced_warps_);
+  MustSucceed(runtime::CopyToHost(trace.events.data(), params.events,
+                                  trace.events.size() * sizeof(DeviceTraceEvent)));
+  MustSucceed(runtime::CopyToHost(trace.counts.data(), params.counts,
+                                  trace.counts.size() * sizeof(uint32_t)));
+  return trace;
+}
+
 void DeviceLayer::Poison() {
+  if (num_traced_warps_ > 0) {
+    MustSucceed(
+        runtime::Fill(ranks_[0].params.trace.counts, 0, num_traced_warps_ * sizeof(uint32_t)));
+  }
   for (const auto& [memory, bytes] : poisoned_) MustSucceed(runtime::Fill(memory, 0xFF, bytes));
   for (const Rank& rank : ranks_) {
     MustSucceed(runtime::Fill(static_cast<std::byte*>(rank.scratch) + rank.poison_begin, 0xFF,
@@ -248,13 +277,13 @@ void DeviceLayer::Poison() {
   }
 }
 
-Status DeviceLayer::Launch(int index, ForwardMode mode, const ForwardKernelInfo& kernel) {
+Status DeviceLayer::Launch(int index, PassMode mode, const ForwardKernelInfo& kernel) {
   const Rank& rank = ranks_[index];
   return LaunchForward(kernel, rank.params,
                        {mode, rank.config.num_blocks, rank.device, rank.stream});
 }
 
-Status DeviceLayer::Launch(int index, ForwardMode mode) {
+Status DeviceLayer::Launch(int index, PassMode mode) {
   return Launch(index, mode, kernel_of_(ranks_[index].config.order));
 }
 
@@ -274,11 +303,11 @@ Status DeviceLayer::LaunchAll() {
   MOK_RETURN_IF_ERROR(LaunchSchedules());
   if (options_.own_devices || num_ranks() == 1) {
     for (int rank = 0; rank < num_ranks(); ++rank) {
-      MOK_RETURN_IF_ERROR(Launch(rank, ForwardMode::kWhole));
+      MOK_RETURN_IF_ERROR(Launch(rank, PassMode::kWhole));
     }
     return OkStatus();
   }
-  for (const ForwardMode mode : {ForwardMode::kExchangeAndCompute, ForwardMode::kReduceOnly}) {
+  for (const PassMode mode : {PassMode::kExchangeAndCompute, PassMode::kReduceOnly}) {
     for (int rank = 0; rank < num_ranks(); ++rank) MOK_RETURN_IF_ERROR(Launch(rank, mode));
   }
   return OkStatus();
@@ -286,14 +315,14 @@ Status DeviceLayer::LaunchAll() {
 
 Status DeviceLayer::LaunchAll(const ForwardKernelInfo& kernel) {
   for (int rank = 0; rank < num_ranks(); ++rank) {
-    MOK_RETURN_IF_ERROR(Launch(rank, ForwardMode::kWhole, kernel));
+    MOK_RETURN_IF_ERROR(Launch(rank, PassMode::kWhole, kernel));
   }
   return OkStatus();
 }
 
 Status DeviceLayer::CheckRecords() const {
   for (const Rank& rank : ranks_) {
-    MOK_RETURN_IF_ERROR(CheckForwardRecord(*rank.arguments.record));
+    MOK_RETURN_IF_ERROR(CheckPassRecord(*rank.arguments.record));
   }
   return schedules_ != nullptr ? schedules_->Check() : OkStatus();
 }

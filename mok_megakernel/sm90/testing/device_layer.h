@@ -21,12 +21,15 @@ struct DeviceLayerOptions {
   // Other than what SelectForwardConfig chooses, if > 0.
   int32_t exchange_tiles = 0;
   int32_t token_reduce_tiles = 0;
+  int32_t output_panel_blocks = 0;
   uint32_t chunk_bytes = 0;
   uint64_t push_interval_ns = 0;
   int32_t id_bytes = 8;
   // The schedule kernel builds the tables before every pass; else the host has built them once.
   bool device_schedule = false;
   uint64_t timeout_ns = 2'000'000'000;
+  // Events of each warp of rank 0 that a trace has room for; 0: no trace.
+  uint32_t trace_capacity = 0;
 };
 
 class DeviceLayer {
@@ -45,8 +48,8 @@ class DeviceLayer {
   void Poison();
 
   // Queues one pass of one rank, or of all.
-  Status Launch(int rank, ForwardMode mode);
-  Status Launch(int rank, ForwardMode mode, const ForwardKernelInfo& kernel);
+  Status Launch(int rank, PassMode mode);
+  Status Launch(int rank, PassMode mode, const ForwardKernelInfo& kernel);
   Status LaunchAll();
   Status LaunchAll(const ForwardKernelInfo& kernel);
 
@@ -56,6 +59,12 @@ class DeviceLayer {
   // out of all ranks, [T, H] of the whole batch.
   Tensor Out() const;
   void* stream(int rank) const { return ranks_[rank].stream; }
+  // The events of rank 0 since Poison, [blocks, warps, capacity] with their counts.
+  struct Trace {
+    std::vector<DeviceTraceEvent> events;
+    std::vector<uint32_t> counts;
+  };
+  Trace TraceOfRankZero() const;
   // Of the busiest rank, whose GEMMs count its rows and its share of the shared expert.
   double flops() const;
 
@@ -90,6 +99,7 @@ class DeviceLayer {
   void AllocateOutputs(int rank);
   void UploadSchedule(int rank);
   void Connect(int rank);
+  void PrepareTrace();
   void PrepareDeviceSchedule();
 
   Status LaunchSchedules() const;
@@ -101,6 +111,7 @@ class DeviceLayer {
   std::unique_ptr<ScheduleRanksOnDevice> schedules_;  // with device_schedule
   std::vector<void*> allocations_;
   std::vector<std::pair<void*, size_t>> poisoned_;
+  size_t num_traced_warps_ = 0;
 };
 
 }  // namespace mok::testing

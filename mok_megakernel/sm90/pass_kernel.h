@@ -1,0 +1,122 @@
+// The body of a pass's kernel, one block per SM: initialise, switch roles, tear down.
+//
+//   warps 0-7   consumers: wgmma, epilogues, TokenReduce        (forward_compute.h, backward_...)
+//   warp  8     producer: tensor loads                          (forward_compute.h, backward_...)
+//   warp  9     scheduler: tickets, dependencies                (pass_compute.h)
+//   warp  10    pull: entry barrier, rows coming in             (pass_exchange.h)
+//   warp  11    push: rows going out, exit barrier              (pass_exchange.h)
+//
+// With num_comm_sms = n > 0 the first n blocks only exchange, with all their warps, and the others
+// have no exchange warps.
+#pragma once
+
+#include "mok_core/device/device.h"
+#include "mok_megakernel/sm90/pass_compute.h"
+#include "mok_megakernel/sm90/pass_exchange.h"
+#include "mok_megakernel/sm90/pass_storage.h"
+#include "mok_schedule/device/device_schedule.h"
+
+namespace mok {
+
+namespace pass_internal {
+
+template <class Config, class Params>
+MOK_DEVICE void Initialize(const Params& p, PassStorage<Config>& s, int warp) {
+  if (ThreadIndex().x % 32 != 0) return;
+  if (warp == 0) {
+    InitializeGemm<typename Config::Gemm>(s.stages, s.barriers);
+    constexpr uint32_t kReaders = Config::Gemm::kConsumerWarps + 1;  // and the producer
+    PassQueue<Config>::Initialize(s.queue, kReaders);
+    for (int i = 0; i < kPassWarps; ++i) {
+      MbarrierInit(&s.chunk_full[i], 1);
+      MOK_NAME(&s.chunk_full[i], "chunk_full", i);
+    }
+    FenceMbarrierInit();
+  } else if (warp == kSchedulerWarp) {
+    s.program = MakeProgramView(p.shape.program, p.schedule);
+  } else if (warp == kProducerWarp) {
+    PrefetchTensorMaps(p);
+  }
+}
+
+// The seat of an exchange warp; false: the warp does not exchange.
+template <class Config, class Params>
+MOK_DEVICE bool FindSeat(const Params& p, PassStorage<Config>& s, int warp, ExchangeSeat& seat) {
+  const auto block = static_cast<int32_t>(BlockIndex().x);
+  if (p.shape.num_comm_sms == 0) {
+    if (warp != kPullWarp && warp != kPushWarp) return false;
+    seat.first = block;
+    seat.step = static_cast<int32_t>(GridDimensions().x);
+    seat.chunk = {s.chunks[warp - kPullWarp], &s.chunk_full[warp], p.exchange.chunk_bytes};
+    return true;
+  }
+  if (block >= p.shape.num_comm_sms) return false;
+  constexpr int32_t kSeatsPerBlock = kPassWarps / 2;
+  seat.first = block * kSeatsPerBlock + warp / 2;
+  seat.step = p.shape.num_comm_sms * kSeatsPerBlock;
+  seat.chunk = {s.dedicated_chunks[warp], &s.chunk_full[warp], p.exchange.dedicated_chunk_bytes};
+  return true;
+}
+
+// By every block as its last step, after all its roles. The block that comes last leaves counters
+// and state ready for the next launch.
+template <class Config, class Params>
+MOK_DEVICE void FinishLaunch(const Params& p, const ProgramView& program) {
+  const int lane = static_cast<int>(ThreadIndex().x) % 32;
+  PassState* state = p.signals.state;
+  uint64_t before = 0;
+  if (lane == 0) before = AtomicAddAcquireReleaseGpu(&state->finished_blocks, uint64_t{1});
+  if (Shuffle(before, 0) + 1 != GridDimensions().x) return;
+  SyncWarp();  // what lane 0 has acquired
+  if (Config::kBug != PassBug::kCountersKept) {
+    for (int32_t i = lane; i < program.NumCounters(); i += 32) {
+      StoreRelaxedGpu(p.signals.counters + i, uint64_t{0});
+    }
+  }
+  if (lane != 0) return;
+  StoreRelaxedGpu(&state->finished_blocks, uint64_t{0});
+  if (MeetsPeers(p) && Config::kBug != PassBug::kEpochKept) {
+    StoreRelaxedGpu(&state->epoch, LoadRelaxedGpu(&state->epoch) + 1);
+  }
+}
+
+}  // namespace pass_internal
+
+// All threads of all blocks. The pass brings, for its Params: PrefetchTensorMaps, FillWork,
+// ProducerRole, ConsumerRole, ExchangeOf and ScalarsOf.
+template <class Config, class Params>
+MOK_DEVICE void RunPass(const Params& p, PassStorage<Config>& s) {
+  using namespace pass_internal;
+  static_assert(sizeof(PassStorage<Config>) <= kMaxBlockSharedBytes);
+  const int warp = static_cast<int>(ThreadIndex().x) / 32;
+  Initialize(p, s, warp);
+  SyncWarp();
+  SyncBlock();
+
+  const bool only_exchanges = static_cast<int32_t>(BlockIndex().x) < p.shape.num_comm_sms;
+  if (!only_exchanges && warp < kProducerWarp) {
+    IncreaseRegisters<kSm90ConsumerRegisters>();
+    ConsumerRole<Config>(p, s);
+  } else {
+    DecreaseRegisters<kSm90ProducerRegisters>();
+    const bool leader = ThreadIndex().x % 32 == 0;
+    ExchangeSeat seat;
+    if (FindSeat(p, s, warp, seat)) {
+      if (warp % 2 == 0) {
+        ExchangeRole<Config, Direction::kPull>(p, s, seat);
+      } else {
+        ExchangeRole<Config, Direction::kPush>(p, s, seat);
+      }
+    } else if (warp == kProducerWarp && leader) {
+      ProducerRole<Config>(p, s);
+    } else if (warp == kSchedulerWarp && leader) {
+      SchedulerRole<Config>(p, s);
+    }
+  }
+
+  SyncWarp();
+  SyncBlock();
+  if (warp == 0) FinishLaunch<Config>(p, s.program);
+}
+
+}  // namespace mok

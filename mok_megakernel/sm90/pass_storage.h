@@ -1,0 +1,94 @@
+// Shared memory of a pass's kernel, its warps, and what its roles tell each other. Templates over
+// the pass's Config (Sm90PassConfig) and parameters (ForwardParams, BackwardParams).
+#pragma once
+
+#include <cstdint>
+
+#include "mok_core/device/device.h"
+#include "mok_core/device/device_trace.h"
+#include "mok_core/device/wait.h"
+#include "mok_gemm/sm90/gemm_worker.h"
+#include "mok_gemm/sm90/task_queue.h"
+#include "mok_megakernel/sm90/pass_params.h"
+#include "mok_schedule/program_view.h"
+
+namespace mok {
+
+// GEMM tile, what the scheduler hands out, and the planted bug of tests.
+template <class GemmConfig, class WorkType, PassBug kBugValue = PassBug::kNone,
+          ExchangeBug kExchangeBugValue = ExchangeBug::kNone>
+struct Sm90PassConfig {
+  using Gemm = GemmConfig;
+  // Plain data with `kind`, of which kEnd ends the roles; `signal`, the counter to increment once
+  // the tile is stored, or -1; `task_kind` and `task` for reports.
+  using Work = WorkType;
+  static constexpr PassBug kBug = kBugValue;
+  static constexpr ExchangeBug kExchangeBug = kExchangeBugValue;
+
+  static constexpr int kQueueDepth = 2;
+  // 7 KiB: half a row of 7,168 bf16.
+  static constexpr uint32_t kChunkBytes = 7168;
+  static_assert(Gemm::kTileM == kRowBlock, "a row block is one tile high");
+};
+
+// Warps of a block: consumers first, then one warpgroup for everything else. In a block that only
+// exchanges, even warps pull and odd ones push.
+inline constexpr int kPassWarps = 12;
+inline constexpr int kPassThreads = 32 * kPassWarps;
+inline constexpr int kProducerWarp = 8;
+inline constexpr int kSchedulerWarp = 9;
+inline constexpr int kPullWarp = 10;
+inline constexpr int kPushWarp = 11;
+
+template <class Config>
+using PassQueue = TaskQueue<typename Config::Work, Config::kQueueDepth>;
+
+template <class Config>
+struct PassStorage {
+  using Gemm = typename Config::Gemm;
+  static constexpr uint32_t kDedicatedChunkBytes =
+      sizeof(GemmStages<Gemm>) / kPassWarps / 128 * 128;
+
+  union {
+    GemmStages<Gemm> stages;
+    // A block that only exchanges has no GEMM: its stages are staging, one chunk per warp.
+    unsigned char dedicated_chunks[kPassWarps][kDedicatedChunkBytes];
+  };
+  alignas(128) unsigned char chunks[2][Config::kChunkBytes];  // pull, push
+  GemmBarriers<Gemm> barriers;
+  TaskQueueStorage<typename Config::Work, Config::kQueueDepth> queue;
+  uint64_t chunk_full[kPassWarps];  // of each exchange warp: bulk load -> the warp
+  ProgramView program;              // written before the roles start
+};
+inline constexpr size_t kMaxBlockSharedBytes = 232448;  // 227 KiB, of sm_90
+
+// A role's waits, and what to report while it works on a task.
+template <class Params>
+MOK_DEVICE DeviceWait WaitOf(const Params& p, PassRole role) {
+  return DeviceWait(p.signals.wait, static_cast<int32_t>(role));
+}
+
+// One warp's trace; used by its first lane.
+class PassTracer {
+ public:
+  explicit MOK_DEVICE PassTracer(const DeviceTraceParams& trace)
+      : tracer_(trace, BlockIndex().x, ThreadIndex().x / 32) {}
+
+  MOK_DEVICE uint64_t Now() const { return tracer_.Now(); }
+  // From begin_ns until now; returns now.
+  MOK_DEVICE uint64_t Record(int32_t task_kind, TracePhase phase, int64_t task, uint64_t begin_ns) {
+    tracer_.Record(TraceKind(task_kind, phase), static_cast<int32_t>(task), begin_ns);
+    return Now();
+  }
+
+ private:
+  DeviceTracer tracer_;
+};
+
+// Counters that the launch leaves out: its meetings and reductions are separated by stream order.
+template <class Params>
+MOK_DEVICE bool MeetsPeers(const Params& p) {
+  return p.shape.mode == PassMode::kWhole;
+}
+
+}  // namespace mok
