@@ -20,7 +20,7 @@ def tree_sum(terms: Sequence[Tensor]) -> Tensor:
     """Sum of at least one tensor, neighbours first; a term without a partner moves up unchanged."""
     terms = list(terms)
     while len(terms) > 1:
-        pairs = [left + right for left, right in zip(terms[::2], terms[1::2], strict=False)]
+        pairs = [left + right for left, right in zip(terms[:-1:2], terms[1::2], strict=True)]
         terms = pairs + terms[2 * len(pairs) :]
     return terms[0]
 

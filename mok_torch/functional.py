@@ -167,7 +167,7 @@ def _check_types(tensors, shared, config, swiglu_limit):
     if shared is not None:
         if not isinstance(shared, tuple) or len(shared) not in (3, 4):
             raise TypeError(f"shared: expected a SharedExpert or None, got {type(shared).__name__}")
-        given = SharedExpert(*shared)._asdict().items()
+        given = zip(SharedExpert._fields, SharedExpert(*shared), strict=True)
         named |= {f"shared.{name}": value for name, value in given if value is not None}
     for name, tensor in named.items():
         require_tensor(name, tensor)

@@ -296,7 +296,7 @@ class MoELayer(nn.Module):
             raise TypeError(f"x must be a dense tensor, got {kind}")
         if x.dim() == 0 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x must have shape [..., {self.hidden_size}], got {list(x.shape)}")
-        if x.dtype not in PRECISIONS.values():
+        if x.dtype not in tuple(PRECISIONS.values()):  # a tuple: for PyTorch 2.8's Dynamo
             raise TypeError(f"x must be torch.bfloat16 or torch.float32, got {x.dtype}")
         if x.device != self.router.weight.device:
             raise ValueError(f"x must be on {self.router.weight.device}, got {x.device}")
@@ -327,7 +327,8 @@ class MoELayer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             # Three users: their gradients are added with one rounding.
             tokens, to_router, to_shared = fan_out(x.reshape(-1, self.hidden_size), 3)
-            arguments = {"x": tokens.to(dtype), **self._route(to_router)._asdict()}
+            topk_idx, topk_weight = self._route(to_router)
+            arguments = {"x": tokens.to(dtype), "topk_idx": topk_idx, "topk_weight": topk_weight}
             for name in ("w_gate", "w_up", "w_down"):
                 arguments[name] = getattr(self.experts, name).to(dtype)
             beside = None

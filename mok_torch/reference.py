@@ -11,6 +11,7 @@ holds every expert on one process: to compare with R ranks, concatenate their to
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -39,6 +40,12 @@ class _RoundStraightThrough(torch.autograd.Function):
         return gradient, None
 
 
+def _clamp(value: Tensor, lowest: float, highest: float) -> Tensor:
+    """torch.clamp whose gradient passes at the limits too (torch.clamp's, until PyTorch 2.14)."""
+    outside = (value < lowest) | (value > highest)
+    return torch.where(outside, value.detach().clamp(lowest, highest), value)
+
+
 def swiglu_mlp(
     x: Tensor,
     w_gate: Tensor,
@@ -51,16 +58,17 @@ def swiglu_mlp(
     """One expert: x [N, H], w_gate and w_up [I, H], w_down [H, I] -> [N, H], all of one dtype.
 
     With swiglu_limit c the gate is clamped to at most c and the up projection to [-c, c]; the
-    gradient outside the clamp is 0. The clamp makes the gradient jump, so a comparison near the
-    jump needs storage_dtype: both projections are then rounded to it first, as the engine does.
+    gradient outside the clamp is 0, on its edge it passes. The clamp makes the gradient jump, so a
+    comparison near the jump needs storage_dtype: both projections are then rounded to it first, as
+    the engine does.
     """
     gate, up = F.linear(x, w_gate), F.linear(x, w_up)
     if storage_dtype is not None:
         gate = _RoundStraightThrough.apply(gate, storage_dtype)
         up = _RoundStraightThrough.apply(up, storage_dtype)
     if swiglu_limit is not None:
-        gate = gate.clamp(max=swiglu_limit)
-        up = up.clamp(min=-swiglu_limit, max=swiglu_limit)
+        gate = _clamp(gate, -math.inf, swiglu_limit)
+        up = _clamp(up, -swiglu_limit, swiglu_limit)
     return F.linear(F.silu(gate) * up, w_down)
 
 

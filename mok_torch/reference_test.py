@@ -91,6 +91,19 @@ def test_shapes_and_dtypes():
     assert empty.shape == (0, 5)
 
 
+def test_gradients_pass_on_the_edge_of_the_clamp():
+    # torch.clamp's own gradient there is 1 or 0, by PyTorch's version.
+    one = torch.ones(1, 1, dtype=torch.float64)
+    for gate, up in ((0.5, 1.0), (0.5, -1.0), (1.0, 0.5), (-1.0, 0.5)):
+        w_gate, w_up = torch.tensor([[gate]]), torch.tensor([[up]])
+        weights = [w.double().requires_grad_() for w in (w_gate, w_up)]
+        gradients = [
+            torch.autograd.grad(swiglu_mlp(one, *weights, one, swiglu_limit=limit).sum(), weights)
+            for limit in (1.0, None)
+        ]
+        assert gradients[0] == gradients[1]
+
+
 def test_storage_rounding_decides_the_clamp():
     # 1.001 rounds to 1.0 in bf16, which the clamp at 1 lets through: the gradient passes.
     x = torch.tensor([[1.001]], dtype=torch.float64, requires_grad=True)
