@@ -75,7 +75,7 @@ Status CudaWorkspace::CheckUsable() const {
                                  schedule.observed);
   }
   MOK_RETURN_IF_ERROR(CheckDeviceWaitRecord(schedule, {nullptr, ScheduleWaitName}));
-  return CheckForwardRecord(records_->forward_wait);
+  return CheckForwardRecord(records_->pass_wait);
 }
 
 Status CudaWorkspace::Check() {
@@ -146,18 +146,15 @@ ForwardArguments CudaWorkspace::Arguments(const CudaLayerPlan& plan, const MokCu
     const bool own = rank == shape_.rank;
     to.peers.x_of_rank[rank] = own ? to.tokens.x : heap_.At<BFloat16>(heap, CudaHeapLayout::kX);
     to.peers.routes_of_rank[rank] = heap_.At<BFloat16>(heap, CudaHeapLayout::kRoutes);
-    to.peers.flags_of_rank[rank] = heap_.At<uint64_t>(heap, CudaHeapLayout::kForwardFlags);
+    to.peers.flags_of_rank[rank] = heap_.At<uint64_t>(heap, CudaHeapLayout::kFlags);
   }
   to.schedule = plan.schedule.At(const_cast<void*>(args.schedule));
   to.scratch = plan.forward_scratch.At(args.scratch);
-  // What lives on between passes is the workspace's, in the same places for every layer.
-  const ForwardScratch kept =
-      plan.forward_scratch.At(state_layout_.At<void>(state_, CudaStateLayout::kForward));
-  to.scratch.state = kept.state;
-  to.scratch.abort_flag = kept.abort_flag;
-  to.scratch.counters = kept.counters;
+  // What lives on between passes is the workspace's, at the same places for every layer.
+  static_cast<PassMemory&>(to.scratch) =
+      plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
   if (!plan.may_have_rows) to.context.ring_x = to.scratch.y;  // its map needs memory
-  to.record = &records_->forward_wait;
+  to.record = &records_->pass_wait;
   to.timeout_ns = shape_.timeout_ns;
   to.swiglu_limit = args.layer.swiglu_limit > 0 ? args.layer.swiglu_limit : INFINITY;
   return to;
@@ -167,10 +164,9 @@ Status CudaWorkspace::CheckForward(const CudaLayerPlan& plan, const MokCudaLayer
                                    const MokCudaForwardArgs& args) const {
   MOK_RETURN_IF_ERROR(CheckPointer("args.schedule", args.schedule));
   MOK_RETURN_IF_ERROR(CheckPointer("args.scratch", args.scratch));
-  if (plan.forward_scratch.state_bytes() > state_layout_.forward_bytes()) {
-    return InternalError("the workspace keeps ", state_layout_.forward_bytes(),
-                         " bytes of counters, the layer needs ",
-                         plan.forward_scratch.state_bytes());
+  if (plan.pass_memory.bytes() > state_layout_.pass_bytes()) {
+    return InternalError("the workspace keeps ", state_layout_.pass_bytes(),
+                         " bytes of counters, the layer needs ", plan.pass_memory.bytes());
   }
   if (args.context.ring_rows < plan.config.ring_rows() && plan.may_have_rows) {
     return InvalidArgumentError("args.context.ring_rows: expected at least ",

@@ -80,6 +80,7 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
       DeviceScheduleLayout(capacity, layer.num_local_experts, config.macrobatch_blocks),
       ScheduleScratchLayout(ep_size, workspace.max_tokens, workspace.topk, layer.num_local_experts,
                             grid),
+      PassMemoryLayout(shape, config),
       ForwardScratchLayout(shape, config)};
 }
 

@@ -21,6 +21,7 @@ struct CudaLayerPlan {
   int schedule_grid_blocks;
   DeviceScheduleLayout schedule;
   ScheduleScratchLayout schedule_scratch;
+  PassMemoryLayout pass_memory;
   ForwardScratchLayout forward_scratch;
 };
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -26,7 +27,9 @@ Matrix RandomMatrix(int64_t size, uint32_t seed) {
 float* Upload(const Matrix& matrix) {
   const size_t bytes = matrix.size() * sizeof(float);
   void* memory = runtime::AllocateDevice(0, std::max<size_t>(bytes, 16), "matrix").value();
-  if (bytes > 0) EXPECT_EQ(runtime::CopyToDevice(memory, matrix.data(), bytes), OkStatus());
+  if (bytes > 0) {
+    EXPECT_EQ(runtime::CopyToDevice(memory, matrix.data(), bytes), OkStatus());
+  }
   return static_cast<float*>(memory);
 }
 

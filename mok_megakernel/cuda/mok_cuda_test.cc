@@ -192,7 +192,9 @@ TEST(MokCudaTest, AMissingRankIsNamedForEver) {
     options.own_devices = true;
     CudaRanks ranks(data, options);
     EXPECT_EQ(ranks.BuildSchedule(0), MOK_OK);
-    if (in_forward) EXPECT_EQ(ranks.BuildSchedule(1), MOK_OK);
+    if (in_forward) {
+      EXPECT_EQ(ranks.BuildSchedule(1), MOK_OK);
+    }
     EXPECT_EQ(ranks.Forward(0), MOK_OK);
     EXPECT_EQ(runtime::Synchronize(), OkStatus());
     for (int repeat = 0; repeat < 2; ++repeat) {

@@ -34,8 +34,7 @@ CudaHeapLayout::CudaHeapLayout(const CudaWorkspaceShape& shape)
   const size_t row_bytes = static_cast<size_t>(shape.hidden) * sizeof(BFloat16);
   const size_t staged_bytes = shape.ep_size > 1 ? tokens * row_bytes : 0;
   Placer placer(begin_, bytes_);
-  placer.Place(kForwardFlags, RankMeeting::FlagBytes(shape.ep_size));
-  placer.Place(kBackwardFlags, RankMeeting::FlagBytes(shape.ep_size));
+  placer.Place(kFlags, RankMeeting::FlagBytes(shape.ep_size));
   placer.Place(kSchedule, static_cast<size_t>(schedule_.bytes()));
   placer.Place(kRoutes, routes * row_bytes);
   placer.Place(kRouterWeights, routes * sizeof(float));
@@ -46,6 +45,7 @@ CudaHeapLayout::CudaHeapLayout(const CudaWorkspaceShape& shape)
 CudaStateLayout::CudaStateLayout(const CudaWorkspaceShape& shape) {
   ForwardLayerShape layer;
   layer.max_tokens = shape.max_tokens;
+  layer.num_local_experts = kMaxScheduleExperts;
   ForwardConfig config;
   // No layer has more rows than this, so none has more counters.
   config.macrobatch_blocks = std::max<int64_t>(
@@ -56,7 +56,7 @@ CudaStateLayout::CudaStateLayout(const CudaWorkspaceShape& shape) {
   placer.Place(kScheduleRegions, static_cast<size_t>(shape.ep_size) * sizeof(std::byte*));
   placer.Place(kScheduleState, sizeof(ScheduleState));
   placer.Place(kScheduleAbort, sizeof(uint32_t));
-  placer.Place(kForward, ForwardScratchLayout(layer, config).state_bytes());
+  placer.Place(kPasses, PassMemoryLayout(layer, config).bytes());
 }
 
 }  // namespace mok

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "mok_core/device/wait_record.h"
-#include "mok_megakernel/sm90/forward_launch.h"
+#include "mok_megakernel/sm90/pass_launch.h"
 #include "mok_schedule/device/schedule_params.h"
 
 namespace mok {
@@ -28,9 +28,8 @@ class CudaHeapLayout {
  public:
   enum Part {
     // Zero before the first call.
-    kForwardFlags,   // RankMeeting of forwards
-    kBackwardFlags,  // and of backwards
-    kSchedule,       // ScheduleExchangeLayout
+    kFlags,     // RankMeeting of all passes
+    kSchedule,  // ScheduleExchangeLayout
     // Need not be initialised.
     kRoutes,         // bf16 [max_tokens * K, H]: peers' Combine -> TokenReduce; also dx rows
     kRouterWeights,  // fp32 [max_tokens * K]: gradients of router weights from peers
@@ -64,14 +63,14 @@ class CudaStateLayout {
     kScheduleRegions,  // std::byte* [R]: kSchedule of every rank's heap
     kScheduleState,    // ScheduleState
     kScheduleAbort,    // uint32_t
-    kForward,          // the state part of ForwardScratchLayout, for the largest ring there can be
+    kPasses,           // PassMemoryLayout of the layer with most counters
     kNumParts
   };
 
   explicit CudaStateLayout(const CudaWorkspaceShape& shape);
 
   size_t bytes() const { return bytes_; }
-  size_t forward_bytes() const { return bytes_ - begin_[kForward]; }
+  size_t pass_bytes() const { return bytes_ - begin_[kPasses]; }
 
   template <class T>
   T* At(void* base, Part part) const {
@@ -87,7 +86,7 @@ class CudaStateLayout {
 struct CudaRecords {
   alignas(64) ScheduleErrorRecord schedule_error;
   alignas(64) DeviceWaitRecord schedule_wait;
-  alignas(64) DeviceWaitRecord forward_wait;
+  alignas(64) DeviceWaitRecord pass_wait;
 };
 
 }  // namespace mok

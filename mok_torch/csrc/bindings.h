@@ -46,6 +46,7 @@ void BindConfig(pybind11::module_& module);
 void BindWorkspace(pybind11::module_& module);
 void BindSchedule(pybind11::module_& module);
 void BindPasses(pybind11::module_& module);
+void BindCuda(pybind11::module_& module);  // in a build with CUDA
 
 }  // namespace mok
 

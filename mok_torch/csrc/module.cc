@@ -42,4 +42,10 @@ PYBIND11_MODULE(_C, module) {
   mok::BindWorkspace(module);
   mok::BindSchedule(module);
   mok::BindPasses(module);
+#if defined(MOK_WITH_CUDA)
+  mok::BindCuda(module);
+  module.attr("CUDA_BUILT") = true;
+#else
+  module.attr("CUDA_BUILT") = false;
+#endif
 }

@@ -1,0 +1,162 @@
+// The engine on CUDA devices (mok_megakernel/mok_cuda.h). Compiled only where there is a toolkit.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <utility>
+#include <vector>
+
+#include "mok_megakernel/mok_cuda.h"
+#include "mok_torch/csrc/handles.h"
+
+namespace mok {
+
+namespace py = pybind11;
+
+namespace {
+
+using CudaWorkspaceHandle = Handle<MokCudaWorkspace, mok_cuda_workspace_destroy>;
+
+template <class Struct>
+Struct MakeStruct() {
+  Struct value{};
+  value.struct_size = sizeof(value);
+  return value;
+}
+
+void BindCudaSizes(py::module_& module) {
+  py::class_<MokCudaOptions>(module, "CudaOptions")
+      .def(py::init(&MakeStruct<MokCudaOptions>))
+      .def_readwrite("rank", &MokCudaOptions::rank)
+      .def_readwrite("ep_size", &MokCudaOptions::ep_size)
+      .def_readwrite("max_tokens", &MokCudaOptions::max_tokens)
+      .def_readwrite("hidden", &MokCudaOptions::hidden)
+      .def_readwrite("topk", &MokCudaOptions::topk)
+      .def_readwrite("device", &MokCudaOptions::device)
+      .def_readwrite("num_sms", &MokCudaOptions::num_sms)
+      .def_readwrite("timeout_seconds", &MokCudaOptions::timeout_seconds);
+
+  py::class_<MokCudaMemory>(module, "CudaMemory")
+      .def_readonly("heap_bytes", &MokCudaMemory::heap_bytes)
+      .def_readonly("heap_zero_bytes", &MokCudaMemory::heap_zero_bytes)
+      .def_readonly("state_bytes", &MokCudaMemory::state_bytes)
+      .def_readonly("record_bytes", &MokCudaMemory::record_bytes)
+      .def_readonly("x_offset", &MokCudaMemory::x_offset);
+  module.def(
+      "cuda_memory",
+      [](const MokCudaOptions& options) {
+        auto memory = MakeStruct<MokCudaMemory>();
+        RaiseIfError(mok_cuda_memory(&options, &memory));
+        return memory;
+      },
+      py::arg("options"));
+
+  py::class_<MokCudaLayer>(module, "CudaLayer")
+      .def(py::init(&MakeStruct<MokCudaLayer>))
+      .def_readwrite("num_local_experts", &MokCudaLayer::num_local_experts)
+      .def_readwrite("first_expert", &MokCudaLayer::first_expert)
+      .def_readwrite("num_experts", &MokCudaLayer::num_experts)
+      .def_readwrite("intermediate", &MokCudaLayer::intermediate)
+      .def_readwrite("shared_intermediate", &MokCudaLayer::shared_intermediate)
+      .def_readwrite("num_comm_sms", &MokCudaLayer::num_comm_sms)
+      .def_readwrite("num_tokens", &MokCudaLayer::num_tokens)
+      .def_readwrite("minibatch_rows", &MokCudaLayer::minibatch_rows)
+      .def_readwrite("macrobatch_rows", &MokCudaLayer::macrobatch_rows)
+      .def_readwrite("num_sms", &MokCudaLayer::num_sms);
+
+  py::class_<MokCudaLayerMemory>(module, "CudaLayerMemory")
+      .def_readonly("ring_rows", &MokCudaLayerMemory::ring_rows)
+      .def_readonly("schedule_bytes", &MokCudaLayerMemory::schedule_bytes)
+      .def_readonly("schedule_scratch_bytes", &MokCudaLayerMemory::schedule_scratch_bytes)
+      .def_readonly("forward_scratch_bytes", &MokCudaLayerMemory::forward_scratch_bytes)
+      .def_readonly("result_offset", &MokCudaLayerMemory::result_offset)
+      .def_readonly("expert_rows_offset", &MokCudaLayerMemory::expert_rows_offset);
+  module.attr("CUDA_SCHEDULE_HEADER_WORDS") = static_cast<int>(MOK_CUDA_SCHEDULE_HEADER_WORDS);
+  module.attr("CUDA_WHOLE") = static_cast<int32_t>(MOK_CUDA_WHOLE);
+  module.attr("CUDA_STAGE") = static_cast<int32_t>(MOK_CUDA_STAGE);
+  module.attr("CUDA_BUILD") = static_cast<int32_t>(MOK_CUDA_BUILD);
+  module.attr("CUDA_EXCHANGE") = static_cast<int32_t>(MOK_CUDA_EXCHANGE);
+  module.attr("CUDA_REDUCE") = static_cast<int32_t>(MOK_CUDA_REDUCE);
+}
+
+void BindCudaArgs(py::module_& module) {
+  py::class_<MokCudaScheduleArgs> schedule(module, "CudaScheduleArgs");
+  schedule.def(py::init(&MakeStruct<MokCudaScheduleArgs>))
+      .def_readwrite("topk_idx_bytes", &MokCudaScheduleArgs::topk_idx_bytes)
+      .def_readwrite("part", &MokCudaScheduleArgs::part);
+  DefAddress<&MokCudaScheduleArgs::topk_idx>(schedule, "topk_idx");
+  DefAddress<&MokCudaScheduleArgs::schedule>(schedule, "schedule");
+  DefAddress<&MokCudaScheduleArgs::scratch>(schedule, "scratch");
+  DefAddress<&MokCudaScheduleArgs::stream>(schedule, "stream");
+
+  py::class_<MokCudaForwardArgs> forward(module, "CudaForwardArgs");
+  forward.def(py::init(&MakeStruct<MokCudaForwardArgs>))
+      .def_readonly("layer", &MokCudaForwardArgs::layer)
+      .def_readonly("context", &MokCudaForwardArgs::context)
+      .def_readwrite("topk_idx_bytes", &MokCudaForwardArgs::topk_idx_bytes)
+      .def_readwrite("part", &MokCudaForwardArgs::part);
+  DefAddress<&MokCudaForwardArgs::topk_idx>(forward, "topk_idx");
+  DefAddress<&MokCudaForwardArgs::schedule>(forward, "schedule");
+  DefAddress<&MokCudaForwardArgs::scratch>(forward, "scratch");
+  DefAddress<&MokCudaForwardArgs::out>(forward, "out");
+  DefAddress<&MokCudaForwardArgs::stream>(forward, "stream");
+}
+
+CudaWorkspaceHandle CreateCudaWorkspace(const MokCudaOptions& options,
+                                        const std::vector<uintptr_t>& heap_of_rank, uintptr_t state,
+                                        uintptr_t records) {
+  std::vector<void*> heaps;
+  for (const uintptr_t heap : heap_of_rank) heaps.push_back(reinterpret_cast<void*>(heap));
+  if (heaps.size() != static_cast<size_t>(options.ep_size)) {
+    throw py::value_error("heap_of_rank: expected one address per rank");
+  }
+  auto addresses = MakeStruct<MokCudaAddresses>();
+  addresses.heap_of_rank = heaps.data();
+  addresses.state = reinterpret_cast<void*>(state);
+  addresses.records = reinterpret_cast<void*>(records);
+  MokCudaWorkspace* workspace = nullptr;
+  CallWithoutGil([&] { return mok_cuda_workspace_create(&options, &addresses, &workspace); });
+  return CudaWorkspaceHandle(workspace);
+}
+
+}  // namespace
+
+// Calls only queue work, so most of them keep the GIL: releasing it would cost as much.
+void BindCuda(py::module_& module) {
+  BindCudaSizes(module);
+  BindCudaArgs(module);
+  py::class_<CudaWorkspaceHandle>(module, "CudaWorkspace")
+      .def(py::init(&CreateCudaWorkspace), py::arg("options"), py::arg("heap_of_rank"),
+           py::arg("state"), py::arg("records"))
+      .def("check",
+           [](const CudaWorkspaceHandle& self) { RaiseIfError(mok_cuda_check(self.get())); })
+      .def(
+          "layer_memory",
+          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer) {
+            auto memory = MakeStruct<MokCudaLayerMemory>();
+            RaiseIfError(mok_cuda_layer_memory(self.get(), &layer, &memory));
+            return memory;
+          },
+          py::arg("layer"))
+      .def(
+          "build_schedule",
+          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer,
+             const MokCudaScheduleArgs& args) {
+            RaiseIfError(mok_cuda_schedule_build(self.get(), &layer, &args));
+          },
+          py::arg("layer"), py::arg("args"), "Collective.")
+      .def(
+          "forward",
+          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer,
+             const MokCudaForwardArgs& args) {
+            RaiseIfError(mok_cuda_forward(self.get(), &layer, &args));
+          },
+          py::arg("layer"), py::arg("args"), "Collective.");
+  module.def(
+      "cuda_matmul",
+      [](const MokMatmulArgs& args, int32_t device, uintptr_t stream) {
+        RaiseIfError(mok_cuda_matmul(&args, device, reinterpret_cast<void*>(stream)));
+      },
+      py::arg("args"), py::arg("device"), py::arg("stream"));
+}
+
+}  // namespace mok
