@@ -1,0 +1,404 @@
+#include "mok_megakernel/sm90/backward_launch.h"
+
+#include <algorithm>
+
+#include "mok_core/bits.h"
+#include "mok_core/device/runtime.h"
+#include "mok_gemm/sm90/tensor_maps.h"
+#include "mok_schedule/routing_table.h"
+
+namespace mok {
+namespace {
+
+constexpr int64_t kTileRows = kRowBlock;
+
+// Tiles of the weight gradient [m, n] (WeightGradShape): 128 rows by tile_columns.
+int32_t GradTiles(int64_t m, int64_t n, int32_t tile_columns) {
+  return TilesOf(m, kTileRows) * TilesOf(n, tile_columns);
+}
+
+Status EncodeContracted(const WeightMatrix& matrix, TensorMap& map) {
+  if (matrix.experts == 0) return OkStatus();  // no task loads them
+  MOK_ASSIGN_OR_RETURN(const runtime::TensorMapSpec spec, ContractedWeightMapSpec(matrix));
+  MOK_ASSIGN_OR_RETURN(map, runtime::EncodeTensorMap(spec));
+  return OkStatus();
+}
+
+// What the GEMMs of the routed or of the shared expert work on.
+struct ExpertOperands {
+  int64_t experts, rows, intermediate;
+  const BFloat16* spare;  // memory for the maps of a rank without rows
+  const BFloat16 *x, *d_out;
+  const BFloat16 *gate_weight, *up_weight, *down_weight;
+  BFloat16 *gate, *up;
+  BFloat16 *d_gate, *d_up, *weighted_h, *d_x;
+  const float* router_weight;
+  int32_t router_weight_step;
+  float* router_partial;
+  float *carry_gate, *carry_up, *carry_down;
+  BackwardArguments::WeightGrads grads;
+};
+
+class ParamsBuilder {
+ public:
+  ParamsBuilder(const ForwardLayerShape& shape, const ForwardConfig& config,
+                const PassKernelInfo& kernel, const BackwardArguments& arguments)
+      : shape_(shape), config_(config), kernel_(kernel), arguments_(arguments) {}
+
+  StatusOr<BackwardParams> Build() {
+    MOK_RETURN_IF_ERROR(CheckTokens());
+    MOK_RETURN_IF_ERROR(CheckWeights());
+    FillShape();
+    FillTokens();
+    MOK_RETURN_IF_ERROR(FillExperts(Routed(), params_.routed));
+    if (has_shared()) MOK_RETURN_IF_ERROR(FillExperts(Shared(), params_.shared));
+    FillExchange();
+    params_.schedule = arguments_.schedule;
+    params_.signals = MakePassSignals(arguments_.scratch, arguments_.record, arguments_.timeout_ns,
+                                      arguments_.peers.rank);
+    params_.one = 1;
+    return params_;
+  }
+
+ private:
+  bool has_shared() const { return shape_.shared_intermediate > 0; }
+
+  Status CheckTokens() const {
+    const BackwardArguments::Tokens& tokens = arguments_.tokens;
+    if (tokens.num_tokens < 0 || tokens.num_tokens > shape_.max_tokens) {
+      return InvalidArgumentError("num_tokens is ", tokens.num_tokens, ", expected 0 to ",
+                                  shape_.max_tokens);
+    }
+    if (tokens.num_tokens > 0) {
+      MOK_RETURN_IF_ERROR(RequireAligned("x", tokens.x));
+      MOK_RETURN_IF_ERROR(RequireAligned("d_out", tokens.d_out));
+      MOK_RETURN_IF_ERROR(RequireAligned("expert_ids", tokens.expert_ids));
+      MOK_RETURN_IF_ERROR(RequireAligned("d_x", tokens.d_x));
+      MOK_RETURN_IF_ERROR(RequireAligned("d_topk_weight", tokens.d_topk_weight));
+      if ((tokens.shared_scale == nullptr) != (tokens.d_shared_scale == nullptr)) {
+        return InvalidArgumentError("d_shared_scale is ",
+                                    tokens.d_shared_scale == nullptr ? "null" : "given",
+                                    ", expected the same of it as of shared_scale");
+      }
+    }
+    if (tokens.id_bytes != 4 && tokens.id_bytes != 8) {
+      return InvalidArgumentError("id_bytes is ", tokens.id_bytes, ", expected 4 or 8");
+    }
+    if (!(arguments_.swiglu_limit > 0)) {
+      return InvalidArgumentError("swiglu_limit is ", arguments_.swiglu_limit,
+                                  ", expected more than 0");
+    }
+    if (arguments_.kept_macrobatches < 0 || arguments_.kept_macrobatches > 1) {
+      return InvalidArgumentError("kept_macrobatches is ", arguments_.kept_macrobatches,
+                                  ", expected 0 or 1");
+    }
+    MOK_RETURN_IF_ERROR(CheckChunks(config_, kernel_));
+    return RequireAligned("wait record", arguments_.record);
+  }
+
+  Status CheckWeights() const {
+    const ForwardArguments::Weights& weights = arguments_.weights;
+    if (shape_.num_local_experts > 0) {
+      MOK_RETURN_IF_ERROR(RequireAligned("gate weights", weights.gate));
+      MOK_RETURN_IF_ERROR(RequireAligned("up weights", weights.up));
+      MOK_RETURN_IF_ERROR(RequireAligned("down weights", weights.down));
+      MOK_RETURN_IF_ERROR(CheckGrads("d_routed", arguments_.d_routed));
+    }
+    if (has_shared()) {
+      MOK_RETURN_IF_ERROR(RequireAligned("shared gate weights", weights.shared_gate));
+      MOK_RETURN_IF_ERROR(RequireAligned("shared up weights", weights.shared_up));
+      MOK_RETURN_IF_ERROR(RequireAligned("shared down weights", weights.shared_down));
+      MOK_RETURN_IF_ERROR(CheckGrads("d_shared", arguments_.d_shared));
+    }
+    return OkStatus();
+  }
+
+  static Status CheckGrads(const char* name, const BackwardArguments::WeightGrads& grads) {
+    for (const void* pointer : {grads.gate, grads.up, grads.down}) {
+      if (pointer != nullptr) MOK_RETURN_IF_ERROR(RequireAligned(name, pointer));
+    }
+    if (grads.dtype == DType::kBf16 || grads.dtype == DType::kFp32) return OkStatus();
+    return InvalidArgumentError(name, ".dtype is ", DTypeName(grads.dtype),
+                                ", expected bf16 or fp32");
+  }
+
+  void FillShape() {
+    ProgramShape& program = params_.shape.program;
+    const int32_t columns = kernel_.tile_columns;
+    const int64_t i = shape_.intermediate, h = shape_.hidden, shared = shape_.shared_intermediate;
+    program.pass = Pass::kBackward;
+    program.ring.minibatch_blocks = config_.minibatch_blocks;
+    program.ring.macrobatch_blocks = config_.macrobatch_blocks;
+    program.intermediate_tiles = TilesOf(i, columns / 2);
+    program.down_grad_tiles = TilesOf(i, columns);
+    program.hidden_tiles = TilesOf(h, columns);
+    program.weight_grad_down_tiles = GradTiles(h, i, columns);
+    program.weight_grad_gate_up_tiles = 2 * GradTiles(i, h, columns);
+    program.output_panel_blocks = config_.output_panel_blocks;
+    program.exchange_tiles = config_.exchange_tiles;
+    program.token_reduce_tiles = config_.token_reduce_tiles;
+    program.token_blocks = CeilDiv<int64_t>(arguments_.tokens.num_tokens, kRowBlock);
+    program.shared_intermediate_tiles = TilesOf(shared, columns / 2);
+    program.shared_down_grad_tiles = TilesOf(shared, columns);
+    program.shared_weight_grad_down_tiles = GradTiles(h, shared, columns);
+    program.shared_weight_grad_gate_up_tiles = 2 * GradTiles(shared, h, columns);
+    program.kept_macrobatches = arguments_.kept_macrobatches;
+    params_.shape.hidden = static_cast<int32_t>(h);
+    params_.shape.topk = shape_.topk;
+    params_.shape.num_tokens = arguments_.tokens.num_tokens;
+    params_.shape.mode = PassMode::kWhole;
+    params_.shape.num_comm_sms = config_.num_comm_sms;
+  }
+
+  void FillTokens() {
+    const BackwardArguments::Tokens& from = arguments_.tokens;
+    const int32_t rank = arguments_.peers.rank;
+    BackwardParams::Tokens& to = params_.tokens;
+    to.expert_ids = from.expert_ids;
+    to.routes = arguments_.peers.routes_of_rank[rank];
+    to.d_router = arguments_.peers.d_router_of_rank[rank];
+    to.shared_d_x = arguments_.scratch.shared_d_x;
+    to.d_scale_partial = arguments_.scratch.d_scale_partial;
+    to.d_x = from.d_x;
+    to.d_topk_weight = from.d_topk_weight;
+    to.d_shared_scale = from.d_shared_scale;
+    to.scale_parts = params_.shape.program.shared_down_grad_tiles;
+    to.id_bytes = from.id_bytes;
+    to.has_shared = has_shared();
+    to.has_shared_scale = has_shared() && from.shared_scale != nullptr;
+  }
+
+  ExpertOperands Routed() const {
+    const BackwardScratch& scratch = arguments_.scratch;
+    const ForwardArguments::Weights& weights = arguments_.weights;
+    const ForwardArguments::Context& context = arguments_.context;
+    return {shape_.num_local_experts,
+            config_.ring_rows(),
+            shape_.intermediate,
+            nullptr,
+            context.ring_x,
+            scratch.d_out,
+            weights.gate,
+            weights.up,
+            weights.down,
+            context.ring_gate,
+            context.ring_up,
+            scratch.d_gate,
+            scratch.d_up,
+            scratch.weighted_h,
+            scratch.d_x,
+            scratch.router_weight,
+            1,
+            scratch.d_router_partial,
+            scratch.carry_gate,
+            scratch.carry_up,
+            scratch.carry_down,
+            arguments_.d_routed};
+  }
+
+  // router_weight stays null where there is no scale: the kernel's own 1 stands for it.
+  ExpertOperands Shared() const {
+    const BackwardScratch& scratch = arguments_.scratch;
+    const ForwardArguments::Weights& weights = arguments_.weights;
+    const BackwardArguments::Tokens& tokens = arguments_.tokens;
+    return {1,
+            tokens.num_tokens,
+            shape_.shared_intermediate,
+            scratch.d_out,
+            tokens.x,
+            tokens.d_out,
+            weights.shared_gate,
+            weights.shared_up,
+            weights.shared_down,
+            arguments_.context.shared_gate,
+            arguments_.context.shared_up,
+            scratch.shared_d_gate,
+            scratch.shared_d_up,
+            scratch.shared_weighted_h,
+            scratch.shared_d_x,
+            tokens.shared_scale,
+            tokens.shared_scale != nullptr ? 1 : 0,
+            scratch.d_scale_partial,
+            nullptr,
+            nullptr,
+            nullptr,
+            arguments_.d_shared};
+  }
+
+  Status FillExperts(const ExpertOperands& from, BackwardExperts& to) const {
+    MOK_RETURN_IF_ERROR(FillRecompute(from, to.recompute));
+    MOK_RETURN_IF_ERROR(FillDownGrad(from, to.down_grad));
+    MOK_RETURN_IF_ERROR(FillInputGrad(from, to.input_grad));
+    const int64_t h = shape_.hidden, i = from.intermediate;
+    const BackwardArguments::WeightGrads& grads = from.grads;
+    const auto fill = [&](const BFloat16* a, int64_t m, const BFloat16* b, int64_t n, void* out,
+                          float* carry, WeightGradMatrices& matrices) {
+      MOK_RETURN_IF_ERROR(EncodeRows(a, from.rows, m, from.spare, matrices.a));
+      MOK_RETURN_IF_ERROR(EncodeRows(b, from.rows, n, from.spare, matrices.b));
+      matrices.m = static_cast<int32_t>(m);
+      matrices.n = static_cast<int32_t>(n);
+      matrices.out = out;
+      matrices.out_dtype = grads.dtype;
+      matrices.accumulate = grads.accumulate;
+      matrices.carry = carry;
+      return OkStatus();
+    };
+    MOK_RETURN_IF_ERROR(
+        fill(from.d_out, h, from.weighted_h, i, grads.down, from.carry_down, to.weight_grad_down));
+    MOK_RETURN_IF_ERROR(
+        fill(from.d_gate, i, from.x, h, grads.gate, from.carry_gate, to.weight_grad_gate));
+    return fill(from.d_up, i, from.x, h, grads.up, from.carry_up, to.weight_grad_up);
+  }
+
+  Status FillRecompute(const ExpertOperands& from, RecomputeMatrices& to) const {
+    MOK_RETURN_IF_ERROR(EncodeRows(from.x, from.rows, shape_.hidden, from.spare, to.x));
+    const WeightMatrix gate = {from.gate_weight, from.experts, from.intermediate, shape_.hidden};
+    const WeightMatrix up = {from.up_weight, from.experts, from.intermediate, shape_.hidden};
+    const int32_t half = kernel_.tile_columns / 2;
+    MOK_RETURN_IF_ERROR(EncodeWeights(gate, config_.order, half, to.gate_weight));
+    MOK_RETURN_IF_ERROR(EncodeWeights(up, config_.order, half, to.up_weight));
+    to.gate = from.gate;
+    to.up = from.up;
+    to.h = from.weighted_h;
+    to.hidden = static_cast<int32_t>(shape_.hidden);
+    to.intermediate = static_cast<int32_t>(from.intermediate);
+    to.swiglu_limit = arguments_.swiglu_limit;
+    return OkStatus();
+  }
+
+  Status FillDownGrad(const ExpertOperands& from, DownGradMatrices& to) const {
+    const int64_t i = from.intermediate;
+    MOK_RETURN_IF_ERROR(EncodeRows(from.d_out, from.rows, shape_.hidden, from.spare, to.d_out));
+    MOK_RETURN_IF_ERROR(
+        EncodeContracted({from.down_weight, from.experts, shape_.hidden, i}, to.weight));
+    MOK_RETURN_IF_ERROR(EncodeRows(from.gate, from.rows, i, from.spare, to.gate));
+    MOK_RETURN_IF_ERROR(EncodeRows(from.up, from.rows, i, from.spare, to.up));
+    to.hidden = static_cast<int32_t>(shape_.hidden);
+    to.intermediate = static_cast<int32_t>(i);
+    to.router_weight = from.router_weight;
+    to.router_weight_step = from.router_weight_step;
+    to.swiglu_limit = arguments_.swiglu_limit;
+    to.d_gate = from.d_gate;
+    to.d_up = from.d_up;
+    to.weighted_h = from.weighted_h;
+    to.router_partial = from.router_partial;
+    return OkStatus();
+  }
+
+  Status FillInputGrad(const ExpertOperands& from, InputGradMatrices& to) const {
+    const int64_t i = from.intermediate, h = shape_.hidden;
+    MOK_RETURN_IF_ERROR(EncodeRows(from.d_gate, from.rows, i, from.spare, to.d_gate));
+    MOK_RETURN_IF_ERROR(EncodeRows(from.d_up, from.rows, i, from.spare, to.d_up));
+    MOK_RETURN_IF_ERROR(EncodeContracted({from.gate_weight, from.experts, i, h}, to.gate));
+    MOK_RETURN_IF_ERROR(EncodeContracted({from.up_weight, from.experts, i, h}, to.up));
+    to.hidden = static_cast<int32_t>(h);
+    to.intermediate = static_cast<int32_t>(i);
+    to.d_x = from.d_x;
+    return OkStatus();
+  }
+
+  void FillExchange() {
+    const BackwardArguments::Peers& peers = arguments_.peers;
+    const BackwardScratch& scratch = arguments_.scratch;
+    BackwardParams::Exchange& exchange = params_.exchange;
+    const RowExchange rows =
+        MakeRowExchange({arguments_.schedule.source_rank, arguments_.schedule.source_route},
+                        shape_.hidden, peers.rank);
+    exchange.recompute_dispatch = exchange.reverse_combine = exchange.reverse_dispatch = rows;
+    exchange.recompute_dispatch.local = reinterpret_cast<std::byte*>(arguments_.context.ring_x);
+    exchange.recompute_dispatch.routes_per_row = shape_.topk;
+    exchange.reverse_combine.local = reinterpret_cast<std::byte*>(scratch.d_out);
+    exchange.reverse_combine.routes_per_row = shape_.topk;
+    exchange.reverse_dispatch.local = reinterpret_cast<std::byte*>(scratch.d_x);
+    exchange.reverse_dispatch.interval_ns = config_.push_interval_ns;
+    exchange.router_weights.local = scratch.router_weight;
+    exchange.d_router.parts = scratch.d_router_partial;
+    exchange.d_router.num_parts = params_.shape.program.down_grad_tiles;
+    exchange.meeting.rank = peers.rank;
+    exchange.meeting.num_ranks = shape_.ep_size;
+    const auto bytes = [](const BFloat16* matrix) {
+      return reinterpret_cast<std::byte*>(const_cast<BFloat16*>(matrix));
+    };
+    for (int rank = 0; rank < shape_.ep_size; ++rank) {
+      exchange.recompute_dispatch.peers.of_rank[rank] = bytes(peers.x_of_rank[rank]);
+      exchange.reverse_combine.peers.of_rank[rank] = bytes(peers.d_out_of_rank[rank]);
+      exchange.reverse_dispatch.peers.of_rank[rank] = bytes(peers.routes_of_rank[rank]);
+      exchange.router_weights.peers.of_rank[rank] =
+          const_cast<float*>(peers.topk_weight_of_rank[rank]);
+      exchange.d_router.peers.of_rank[rank] = peers.d_router_of_rank[rank];
+      exchange.meeting.flags_of_rank[rank] = peers.flags_of_rank[rank];
+    }
+    exchange.chunk_bytes = config_.chunk_bytes;
+    exchange.dedicated_chunk_bytes = config_.dedicated_chunk_bytes;
+  }
+
+  const ForwardLayerShape& shape_;
+  const ForwardConfig& config_;
+  const PassKernelInfo& kernel_;
+  const BackwardArguments& arguments_;
+  BackwardParams params_ = {};
+};
+
+}  // namespace
+
+BackwardScratchLayout::BackwardScratchLayout(const ForwardLayerShape& shape,
+                                             const ForwardConfig& config,
+                                             const PassKernelInfo& kernel)
+    : memory_(shape, config) {
+  constexpr int64_t kElement = sizeof(BFloat16), kFloat = sizeof(float);
+  const int32_t columns = kernel.tile_columns;
+  const int64_t ring = config.ring_rows(), h = shape.hidden, i = shape.intermediate;
+  const int64_t shared = shape.shared_intermediate;
+  // One row more: the maps of a rank without tokens need memory.
+  const int64_t tokens = shared > 0 ? shape.max_tokens + 1 : 0;
+  const int64_t experts = shape.num_local_experts > 0 ? 1 : 0;
+  const int64_t carry_tile = experts * kTileRows * columns * kFloat;
+  plan_.Place(static_cast<int64_t>(memory_.bytes()));
+  const auto place = [&](Part part, int64_t bytes) { begin_[part] = plan_.Place(bytes); };
+  place(kDOut, ring * h * kElement);
+  place(kDGate, ring * i * kElement);
+  place(kDUp, ring * i * kElement);
+  place(kWeightedH, ring * i * kElement);
+  place(kDX, ring * h * kElement);
+  place(kRouterWeight, ring * kFloat);
+  place(kDRouterPartial, ring * TilesOf(i, columns) * kFloat);
+  place(kCarryGate, GradTiles(i, h, columns) * carry_tile);
+  place(kCarryUp, GradTiles(i, h, columns) * carry_tile);
+  place(kCarryDown, GradTiles(h, i, columns) * carry_tile);
+  place(kSharedDGate, tokens * shared * kElement);
+  place(kSharedDUp, tokens * shared * kElement);
+  place(kSharedWeightedH, tokens * shared * kElement);
+  place(kSharedDX, tokens * h * kElement);
+  place(kDScalePartial, tokens * TilesOf(shared, columns) * kFloat);
+}
+
+BackwardScratch BackwardScratchLayout::At(void* base) const {
+  const auto at = [&](Part part) { return static_cast<std::byte*>(base) + begin_[part]; };
+  const auto rows = [&](Part part) { return reinterpret_cast<BFloat16*>(at(part)); };
+  const auto floats = [&](Part part) { return reinterpret_cast<float*>(at(part)); };
+  return {memory_.At(base),      rows(kDOut),
+          rows(kDGate),          rows(kDUp),
+          rows(kWeightedH),      rows(kDX),
+          floats(kRouterWeight), floats(kDRouterPartial),
+          floats(kCarryGate),    floats(kCarryUp),
+          floats(kCarryDown),    rows(kSharedDGate),
+          rows(kSharedDUp),      rows(kSharedWeightedH),
+          rows(kSharedDX),       floats(kDScalePartial)};
+}
+
+StatusOr<BackwardParams> MakeBackwardParams(const ForwardLayerShape& shape,
+                                            const ForwardConfig& config,
+                                            const PassKernelInfo& kernel,
+                                            const BackwardArguments& arguments) {
+  return ParamsBuilder(shape, config, kernel, arguments).Build();
+}
+
+Status LaunchBackward(const PassKernelInfo& kernel, const BackwardParams& backward_params,
+                      const PassLaunch& launch) {
+  BackwardParams params = backward_params;
+  params.shape.mode = launch.mode;
+  return LaunchPass(kernel, launch, params.shape.num_comm_sms, &params, sizeof params,
+                    "mok_backward");
+}
+
+}  // namespace mok
