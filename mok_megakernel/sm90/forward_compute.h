@@ -11,6 +11,21 @@
 
 namespace mok {
 
+MOK_DEVICE TokenReduction ReductionOf(const ForwardParams& p) {
+  return {.expert_ids = p.tokens.expert_ids,
+          .routes = p.tokens.routes,
+          .route_weight = p.tokens.topk_weight,
+          .shared = p.shared.y,
+          .shared_scale = p.tokens.shared_scale,
+          .out = p.tokens.out,
+          .hidden = p.shape.hidden,
+          .topk = p.shape.topk,
+          .id_bytes = p.tokens.id_bytes,
+          .is_weighted = true,
+          .has_shared = p.shape.shared_intermediate > 0,
+          .has_shared_scale = p.tokens.has_shared_scale};
+}
+
 // One thread: loads the operands of every tile.
 template <class Config>
 MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
@@ -54,7 +69,7 @@ MOK_DEVICE void ConsumerRole(const ForwardParams& p, PassStorage<Config>& s) {
     const int32_t signal = work.signal;
     if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.PopByWarp();
     if (work.kind == ForwardWork::Kind::kReduce) {
-      ReduceTokens(p, work.first_token, work.num_tokens, static_cast<int>(ThreadIndex().x),
+      ReduceTokens(ReductionOf(p), work.tokens, static_cast<int>(ThreadIndex().x),
                    Gemm::kConsumerThreads);
     } else {
       typename GemmConsumer<Gemm>::Accumulator accumulator;
