@@ -1,0 +1,80 @@
+"""The harness and every layer that runs here, on two processes without a GPU."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+COMMAND = [
+    *(sys.executable, "-m", "benchmarks.layer.layer", "--backend=gloo", "--device=cpu"),
+    *("--model=tiny", "--tokens=48", "--iterations=2", "--warm_ups=1"),
+]
+
+
+def run(*arguments: str, program: str | None = None) -> subprocess.CompletedProcess:
+    command = COMMAND if program is None else [sys.executable, "-c", program, *COMMAND[3:]]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_layer_is_right_and_measured(ranks, tmp_path):
+    path = tmp_path / "layer.json"
+    plot = tmp_path / "layer.png"
+    arguments = ["--family=model-zipf", f"--ranks={ranks}", f"--json={path}", f"--plot={plot}"]
+    if ranks > 1:
+        arguments.append("--family=ep64")
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(path.read_text())
+    assert len(document["cases"]) == (2 if ranks > 1 else 1)
+    assert document["environment"]["ranks"] == ranks
+    for case in document["cases"]:
+        assert len(case["layers"]) >= 5 and "MoK" in case["layers"]
+        for times in case["layers"].values():
+            assert 0 < times["forward"] < times["forward_backward"]
+    assert "MoK: error against float64 at most" in result.stdout
+    assert plot.stat().st_size > 10_000
+
+
+def test_single_layers_can_be_chosen_and_backwards_left_out():
+    result = run("--family=model", "--ranks=2", "--layer=mok", "--forward_only=MoK", "--nocheck")
+    assert result.returncode == 0, result.stderr
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith(" MoK"))
+    assert line.split()[-5:] == ["-"] * 5
+    assert "all-gather" not in result.stdout
+
+
+BROKEN = """
+from absl import app
+from benchmarks.layer import layer, shared_expert
+
+def one_gradient_is_wrong(self):
+    grads = right(self)
+    grads["shared_up"] = grads["shared_gate"]
+    return grads
+
+right = shared_expert.SharedExpert.weight_grads
+shared_expert.SharedExpert.weight_grads = one_gradient_is_wrong
+# In this process: a spawned one would not have the mistake.
+layer.multiprocessing.spawn = lambda main, arguments, nprocs: main(0, *arguments)
+app.run(layer.main)
+"""
+
+
+def test_a_wrong_gradient_is_an_error():
+    result = run("--family=model", "--ranks=1", program=BROKEN)
+    assert result.returncode != 0
+    assert "gradient of shared_up: relative error" in result.stderr
+
+
+def test_backend_and_device_go_together():
+    result = run("--device=cuda")
+    assert result.returncode != 0 and "gloo with cpu" in result.stderr + result.stdout
