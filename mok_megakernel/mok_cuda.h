@@ -13,7 +13,7 @@
  * mok_cuda_check:
  *   - an expert id outside [-1, E), or ranks that disagree on K, E or on who owns which experts:
  *     returned once, by mok_cuda_schedule_build before it queues anything, or by mok_cuda_check.
- *     The batch had no routes; the workspace works on.
+ *     The outputs of that batch hold anything; the workspace works on.
  *   - MOK_DEADLINE_EXCEEDED: the workspace is unusable from then on.
  */
 #ifndef MOK_MEGAKERNEL_MOK_CUDA_H_
@@ -74,6 +74,8 @@ MOK_API void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace);
 /* MOK_OK, or what the kernels that have ended so far found wrong. Does not wait: synchronise first
  * to hear of those that are still queued. */
 MOK_API int32_t mok_cuda_check(MokCudaWorkspace* workspace);
+/* Only whether a rank did not come, which makes a workspace unusable. */
+MOK_API int32_t mok_cuda_check_usable(const MokCudaWorkspace* workspace);
 
 /* ---- A layer ------------------------------------------------------------------------------ */
 
@@ -136,7 +138,8 @@ typedef struct MokCudaScheduleArgs {
   void* stream;           /* cudaStream_t */
 } MokCudaScheduleArgs;
 
-/* Collective. The schedule serves any number of forwards with the same T, R, K, experts and
+/* Collective. Of the layer it reads the experts, num_tokens and macrobatch_rows (and, where that is
+ * 0, what the heuristic looks at). The schedule serves any number of forwards with the same T, R, K, experts and
  * macrobatch, of this workspace. */
 MOK_API int32_t mok_cuda_schedule_build(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                         const MokCudaScheduleArgs* args);

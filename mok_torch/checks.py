@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mok_torch import _C
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
+
+_CUDA_ALIGNMENT = 16  # bytes, of tensors that bulk copies and vector loads touch
 
 
 class ArgumentNames(NamedTuple):
@@ -79,12 +82,18 @@ class LayerTensors(NamedTuple):
         return 0 if self.shared is None else self.shared.gate.shape[0]
 
 
-def require_tensor(name: str, value) -> Tensor:
-    """The value, if it is a dense tensor on the CPU."""
+def require_tensor(name: str, value, device: torch.device | None = None) -> Tensor:
+    """The value, if it is a dense tensor on the device; None: on a CPU or a GPU."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    if value.device.type != "cpu":
-        raise ValueError(f"{name}: expected device cpu, got {value.device}")
+    if device is None and value.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected device cpu or cuda, got {value.device}")
+    if value.is_cuda and not _C.CUDA_BUILT:
+        raise ValueError(
+            f"{name}: expected device cpu (this build has no CUDA engine), got {value.device}"
+        )
+    if device is not None and value.device != device:
+        raise ValueError(f"{name}: expected device {device}, got {value.device}")
     if value.layout is not torch.strided:
         raise TypeError(f"{name}: expected layout torch.strided, got {value.layout}")
     return value
@@ -97,6 +106,15 @@ def refuse_forward_mode(name: str, value: Tensor, function: str):
     if forward_ad.unpack_dual(value).tangent is not None:
         raise NotImplementedError(
             f"{name}: {function} has no forward-mode differentiation; use reverse mode"
+        )
+
+
+def refuse_cuda_gradients(x: Tensor):
+    """Until the backward runs on GPUs: never a graph that would have no gradient."""
+    if x.is_cuda:
+        raise NotImplementedError(
+            "mok_torch: the MoE layer has no backward on GPUs yet; call it under torch.no_grad() "
+            "or with tensors that require no gradient"
         )
 
 
@@ -115,6 +133,14 @@ def require_shape(name: str, value: Tensor, shape: tuple[int, ...], letters: str
         raise ValueError(
             f"{name}: expected shape {letters} = {list(shape)}, got {list(value.shape)}"
         )
+
+
+def dense(value: Tensor) -> Tensor:
+    """The tensor, or a copy of it, contiguous and aligned as kernels load it."""
+    value = value.contiguous()
+    if value.is_cuda and value.data_ptr() % _CUDA_ALIGNMENT:
+        return value.clone()
+    return value
 
 
 def _multiple_of_8(name: str, size: int, letter: str):
@@ -136,7 +162,7 @@ def check_default(x, topk: int):
 
 def check_x(x, workspace) -> Tensor:
     """x as [T, H]."""
-    require_tensor("x", x)
+    require_tensor("x", x, workspace.device)
     if x.dtype not in ENGINE_DTYPES:
         raise TypeError(f"x: expected {describe_dtypes()}, got {x.dtype}")
     require_dtype("x", x, workspace.dtype, " (the workspace's dtype)")
@@ -149,28 +175,30 @@ def check_x(x, workspace) -> Tensor:
 
 
 def check_topk_idx(
-    topk_idx, leading: torch.Size, topk: int, names: ArgumentNames = MOE_NAMES
+    topk_idx, leading: torch.Size, workspace, names: ArgumentNames = MOE_NAMES
 ) -> Tensor:
-    """topk_idx as int64 [T, K], contiguous. The engine checks the ids themselves."""
-    require_tensor(names.topk_idx, topk_idx)
+    """topk_idx as int64 [T, K] (int32 may stay on a GPU). The engine checks the ids themselves."""
+    require_tensor(names.topk_idx, topk_idx, workspace.device)
     if topk_idx.dtype not in (torch.int64, torch.int32):
         raise TypeError(
             f"{names.topk_idx}: expected torch.int64 or torch.int32, got {topk_idx.dtype}"
         )
-    require_shape(names.topk_idx, topk_idx, (*leading, topk), "[..., K]")
-    return topk_idx.reshape(-1, topk).to(torch.int64).contiguous()
+    require_shape(names.topk_idx, topk_idx, (*leading, workspace.topk), "[..., K]")
+    routes = topk_idx.reshape(-1, workspace.topk)
+    return dense(routes if routes.is_cuda else routes.to(torch.int64))
 
 
-def _check_topk_weight(value, leading: torch.Size, topk: int, names: ArgumentNames) -> Tensor:
-    require_tensor(names.topk_weight, value)
+def _check_topk_weight(value, leading: torch.Size, workspace, names: ArgumentNames) -> Tensor:
+    require_tensor(names.topk_weight, value, workspace.device)
     require_dtype(names.topk_weight, value, torch.float32)
-    require_shape(names.topk_weight, value, (*leading, topk), "[..., K]")
-    return value.reshape(-1, topk).contiguous()
+    require_shape(names.topk_weight, value, (*leading, workspace.topk), "[..., K]")
+    return dense(value.reshape(-1, workspace.topk))
 
 
-def _check_routed(weights, hidden: int, dtype: torch.dtype, names: ArgumentNames):
+def _check_routed(weights, workspace, names: ArgumentNames):
+    hidden, dtype = workspace.hidden_size, workspace.dtype
     for name, weight in zip((names.gate, names.up, names.down), weights, strict=True):
-        require_tensor(name, weight)
+        require_tensor(name, weight, workspace.device)
         require_dtype(name, weight, dtype, " (the dtype of x)")
     gate, up, down = weights
     if gate.dim() != 3 or gate.shape[2] != hidden:
@@ -181,10 +209,11 @@ def _check_routed(weights, hidden: int, dtype: torch.dtype, names: ArgumentNames
     _multiple_of_8(names.gate, intermediate, "I")
     require_shape(names.up, up, (experts, intermediate, hidden), "[El, I, H]")
     require_shape(names.down, down, (experts, hidden, intermediate), "[El, H, I]")
-    return gate.contiguous(), up.contiguous(), down.contiguous()
+    return dense(gate), dense(up), dense(down)
 
 
-def _check_shared(shared, leading: torch.Size, hidden: int, dtype: torch.dtype, names):
+def _check_shared(shared, leading: torch.Size, workspace, names: ArgumentNames):
+    hidden, dtype = workspace.hidden_size, workspace.dtype
     *weights, scale = shared
     if all(weight is None for weight in weights):
         if scale is not None:
@@ -192,7 +221,7 @@ def _check_shared(shared, leading: torch.Size, hidden: int, dtype: torch.dtype, 
         return None
     weight_names = (names.shared_gate, names.shared_up, names.shared_down)
     for name, weight in zip(weight_names, weights, strict=True):
-        require_tensor(name, weight)
+        require_tensor(name, weight, workspace.device)
         require_dtype(name, weight, dtype, " (the dtype of x)")
     gate, up, down = weights
     if gate.dim() != 2 or gate.shape[1] != hidden:
@@ -205,18 +234,18 @@ def _check_shared(shared, leading: torch.Size, hidden: int, dtype: torch.dtype, 
     require_shape(names.shared_up, up, (intermediate, hidden), "[I_s, H]")
     require_shape(names.shared_down, down, (hidden, intermediate), "[H, I_s]")
     if scale is not None:
-        scale = _check_shared_scale(scale, leading, names.shared_scale)
-    return SharedTensors(gate.contiguous(), up.contiguous(), down.contiguous(), scale)
+        scale = _check_shared_scale(scale, leading, workspace, names.shared_scale)
+    return SharedTensors(dense(gate), dense(up), dense(down), scale)
 
 
-def _check_shared_scale(scale, leading: torch.Size, name: str) -> Tensor:
-    require_tensor(name, scale)
+def _check_shared_scale(scale, leading: torch.Size, workspace, name: str) -> Tensor:
+    require_tensor(name, scale, workspace.device)
     require_dtype(name, scale, torch.float32)
     if tuple(scale.shape) not in (tuple(leading), (*leading, 1)):
         raise ValueError(
             f"{name}: expected shape {list(leading)} or {[*leading, 1]}, got {list(scale.shape)}"
         )
-    return scale.reshape(-1).contiguous()
+    return dense(scale.reshape(-1))
 
 
 def check_layer(
@@ -230,10 +259,10 @@ def check_layer(
     """
     tokens = check_x(x, workspace)
     leading = x.shape[:-1]
-    weight = _check_topk_weight(topk_weight, leading, workspace.topk, names)
-    routed = _check_routed(routed, workspace.hidden_size, x.dtype, names)
-    shared = _check_shared(shared, leading, workspace.hidden_size, x.dtype, names)
-    return LayerTensors(tokens.contiguous(), weight, *routed, shared)
+    weight = _check_topk_weight(topk_weight, leading, workspace, names)
+    routed = _check_routed(routed, workspace, names)
+    shared = _check_shared(shared, leading, workspace, names)
+    return LayerTensors(dense(tokens), weight, *routed, shared)
 
 
 def check_num_experts(num_experts):

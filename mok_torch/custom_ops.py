@@ -21,6 +21,7 @@ from mok_torch.checks import (
     check_layer,
     check_swiglu_limit,
     check_topk_idx,
+    refuse_cuda_gradients,
     refuse_forward_mode,
     require_dtype,
     require_shape,
@@ -40,7 +41,7 @@ def _find_workspace(handle: int, x: Tensor, choices: Tensor) -> Workspace:
         return workspace_of_handle(handle)
     topk = choices.shape[-1] if choices.dim() else 0
     check_default(x, topk)
-    return default_workspace(x.shape[-1], topk, x.dtype)
+    return default_workspace(x.device, x.shape[-1], topk, x.dtype)
 
 
 def _refuse_forward_mode(operator: str, names: Sequence[str], tensors: Sequence[Tensor | None]):
@@ -98,7 +99,7 @@ def moe_forward(
         _refuse_forward_mode("moe_forward", _INPUT_NAMES, (x, topk_weight, *routed, *shared))
         limit = check_swiglu_limit(swiglu_limit)
         layer = check_layer(x, topk_weight, routed, shared, owner)
-        routes = check_topk_idx(topk_idx, x.shape[:-1], owner.topk)
+        routes = check_topk_idx(topk_idx, x.shape[:-1], owner)
         owner.require_room("x", layer.num_tokens)
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
@@ -162,6 +163,7 @@ def moe_backward(
     weight_needed: which of the six weights' gradients are wanted. Those that are not, or whose
     input is None, are empty.
     """
+    refuse_cuda_gradients(x)
     owner = _find_workspace(workspace, x, topk_weight)
     weights = (w_gate, w_up, w_down, shared_w_gate, shared_w_up, shared_w_down)
     with owner.reporting_errors(_C.OP_BACKWARD):
@@ -258,6 +260,7 @@ def _(
 
 def _save_for_backward(ctx, inputs, output):
     x, _, topk_weight, *weights_and_scale = inputs[:10]
+    refuse_cuda_gradients(x)
     handle, plan, limit = inputs[10:]
     out, *saved = output
     del out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -39,23 +40,31 @@ class Schedule:
 
     Attributes:
       info: num_tokens, num_tokens_total, num_experts, num_local_experts, first_expert,
-        num_macrobatches, num_rows, num_row_blocks, minibatch_rows, ring_rows.
+        num_macrobatches, num_rows, num_row_blocks, minibatch_rows, ring_rows. On a GPU, reading it
+        waits for the schedule kernel.
     """
 
-    def __init__(self, engine: _C.Schedule, plan: Plan, workspace: Workspace):
+    def __init__(self, engine, plan: Plan, workspace: Workspace):
         self.engine = engine
         self.plan = plan
         self.place = _place(workspace)
-        self.info = engine.info()
+
+    @functools.cached_property
+    def info(self):
+        return self.engine.info()
 
     def tokens_per_expert(self) -> Tensor:
-        """int64 [El]: routes of all ranks that lead to each expert of this rank."""
-        return torch.tensor(self.engine.tokens_per_expert(), dtype=torch.int64)
+        """int64 [El]: routes of all ranks that lead to each expert of this rank.
+
+        On the device of the schedule; on a GPU nothing waits.
+        """
+        return torch.as_tensor(self.engine.tokens_per_expert(), dtype=torch.int64)
 
 
 def _place(workspace: Workspace) -> str:
     """What a schedule has in common with every workspace that it may be used with."""
-    return f"rank {workspace.rank} of {workspace.ep_size} with K = {workspace.topk}"
+    place = f"rank {workspace.rank} of {workspace.ep_size} with K = {workspace.topk}"
+    return place if workspace.device.type == "cpu" else f"{place} on {workspace.device}"
 
 
 @dataclasses.dataclass
@@ -110,12 +119,19 @@ def build_schedule(
         check_num_experts(num_experts)
         require_tensor("top_experts", top_experts)
         leading = top_experts.shape[:-1]
-        routes = check_topk_idx(top_experts, leading, workspace.topk, EXPLICIT_NAMES)
+        routes = check_topk_idx(top_experts, leading, workspace, EXPLICIT_NAMES)
         workspace.require_room("top_experts", routes.shape[0])
         check_integer("num_local_experts", num_local_experts, 0, MAX_LOCAL_EXPERTS)
         ep_size = workspace.ep_size
         tokens = routes.shape[0] if ep_size == 1 else workspace.num_local_tokens * ep_size
-        plan = make_plan(config, ep_size, tokens, workspace.topk, num_local_experts)
+        plan = make_plan(
+            config,
+            ep_size,
+            tokens,
+            workspace.topk,
+            num_local_experts,
+            device_type=workspace.device.type,
+        )
     engine = passes.build_schedule(workspace, plan, routes, num_local_experts, num_experts or 0)
     return Schedule(engine, plan, workspace)
 
@@ -236,6 +252,8 @@ def backward(
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
+        if workspace.device.type == "cuda":
+            raise NotImplementedError("mok_torch: the MoE layer has no backward on GPUs yet")
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)

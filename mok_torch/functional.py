@@ -17,6 +17,7 @@ from mok_torch import _C
 from mok_torch.checks import (
     check_num_experts,
     check_swiglu_limit,
+    refuse_cuda_gradients,
     refuse_forward_mode,
     require_tensor,
 )
@@ -133,8 +134,9 @@ def _operator_inputs(arguments, shared, workspace, config, num_experts):
     """The operator's inputs but the last: tensors after autocast, the handle, the plan."""
     x, topk_idx, topk_weight, *weights = arguments
     shared_weights = list(_NO_SHARED_EXPERT if shared is None else SharedExpert(*shared))
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
         x = x.to(dtype)
         weights = [weight.to(dtype) for weight in weights]
         shared_weights[:3] = [w if w is None else w.to(dtype) for w in shared_weights[:3]]
@@ -145,7 +147,10 @@ def _operator_inputs(arguments, shared, workspace, config, num_experts):
     if ep_size > 1:
         tokens = workspace.num_local_tokens * ep_size
     topk, num_local_experts = topk_idx.shape[-1], weights[0].shape[0]
-    plan = make_plan(config, ep_size, tokens, topk, num_local_experts, num_experts)
+    plan = make_plan(config, ep_size, tokens, topk, num_local_experts, num_experts, device_type)
+    tensors = (x, topk_weight, *weights, *(t for t in shared_weights if t is not None))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        refuse_cuda_gradients(x)
     return x, topk_idx, topk_weight, *weights, *shared_weights, handle, list(plan)
 
 

@@ -8,6 +8,8 @@ All three offer the same small interface, which workspaces use when they are cre
   exchange(value)      the values of all ranks, in rank order (collective)
   host_record()        what create_engine needs from every rank, to be exchanged
   create_engine(...)   the C++ workspace of this rank (collective)
+  shares_device        whether the ranks, threads of this process, run on one GPU in turn
+  device_heap(...)     zeroed GPU memory of this rank that all ranks can access (collective)
 
 Layers never use it: their ranks meet in the engine's own handshakes.
 """
@@ -20,7 +22,9 @@ import uuid
 import weakref
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.errors import RankTimeoutError
@@ -35,6 +39,7 @@ class SingleRank:
     rank = 0
     size = 1
     ranks_in_process = 1
+    shares_device = False
     workspaces: dict = {}  # of the process
 
     def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
@@ -47,6 +52,14 @@ class SingleRank:
     def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
         del records
         return _C.Workspace.single(shape, timeout_seconds)
+
+    def device_heap(
+        self, num_bytes: int, device: torch.device, timeout_seconds: float
+    ) -> tuple[list[Tensor], list[int]]:
+        """What keeps the memory alive, own tensor (uint8) first, and every rank's address."""
+        del timeout_seconds
+        heap = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        return [heap], [heap.data_ptr()]
 
 
 class InProcessGroup:
@@ -98,6 +111,7 @@ class InProcessMember:
         self.rank = rank
         self.size = group.size
         self.ranks_in_process = group.size
+        self.shares_device = group.size > 1
         self.workspaces: dict = {}
         self._round = 0
 
@@ -116,11 +130,27 @@ class InProcessMember:
             return _C.Workspace.single(shape, timeout_seconds)
         return _C.Workspace.in_process(self.rank, self.size, records[0], shape, timeout_seconds)
 
+    def device_heap(
+        self, num_bytes: int, device: torch.device, timeout_seconds: float
+    ) -> tuple[list[Tensor], list[int]]:
+        """See SingleRank.device_heap. All ranks share one GPU."""
+        own = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize(device)
+        heaps = self.exchange(own, timeout_seconds)
+        for rank, heap in enumerate(heaps):
+            if heap.device != heaps[0].device:
+                raise ValueError(
+                    "device: expected the same GPU on all ranks of an in-process group, got "
+                    f"{heaps[0].device} on rank 0 and {heap.device} on rank {rank}"
+                )
+        return [own, *heaps], [heap.data_ptr() for heap in heaps]
+
 
 class DistributedGroup:
     """A torch.distributed process group whose processes share one machine's memory."""
 
     ranks_in_process = 1
+    shares_device = False
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = weakref.ref(group)
@@ -161,6 +191,37 @@ class DistributedGroup:
         return _C.Workspace.shared_memory(
             self.rank, self.size, records[0]["name"], shape, timeout_seconds
         )
+
+    def device_heap(
+        self, num_bytes: int, device: torch.device, timeout_seconds: float
+    ) -> tuple[list[Any], list[int]]:
+        """See SingleRank.device_heap. PyTorch's symmetric memory, over NVLink."""
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        identities = self.exchange(_device_identity(device), timeout_seconds)
+        for rank, identity in enumerate(identities):
+            first = identities.index(identity)
+            if first != rank:
+                raise ValueError(
+                    f"device: expected a GPU for each rank, got {identity} on ranks {first} and "
+                    f"{rank} (torch.cuda.set_device(local_rank) before)"
+                )
+        # Nothing here uses NVLink multicast, and PyTorch shall not set it up either: it reads this
+        # when it maps the peers' memory.
+        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+        heap = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+        heap.zero_()
+        torch.cuda.synchronize(device)
+        mapped = symmetric_memory.rendezvous(heap, self.group.group_name)
+        # Every rank's zeros are in place before any rank goes on.
+        self.exchange(None, timeout_seconds)
+        return [heap, mapped], list(mapped.buffer_ptrs)
+
+
+def _device_identity(device: torch.device) -> str:
+    """Names the GPU, whichever process asks."""
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} {properties.uuid} of {os.uname().nodename}"
 
 
 def _shared_memory_identity() -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.checks import refuse_forward_mode, require_tensor
+from mok_torch.cuda_engine import stream_address
 from mok_torch.custom_ops import moe_backward, moe_forward
 
 __all__ = ["moe_backward", "moe_forward", "router_logits"]
@@ -30,7 +31,10 @@ def _matmul(a: Tensor, b: Tensor, layout: int) -> Tensor:
     args.layout, args.num_threads = layout, torch.get_num_threads()
     args.m, args.n, args.k = m, n, k
     args.a, args.b, args.c = a.data_ptr(), b.data_ptr(), out.data_ptr()
-    _C.matmul(args)
+    if a.is_cuda:
+        _C.cuda_matmul(args, a.device.index, stream_address(a.device))
+    else:
+        _C.matmul(args)
     return out
 
 
@@ -79,8 +83,9 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     batch-invariant: the bits of a token's logits, and of their gradient with respect to the token,
     depend on the token and the weight only, not on the other tokens of the call.
     """
+    require_tensor("x", x)
+    require_tensor("weight", weight, x.device)
     for name, value in (("x", x), ("weight", weight)):
-        require_tensor(name, value)
         refuse_forward_mode(name, value, "router_logits")
         if not value.is_floating_point():
             raise TypeError(f"{name}: expected a floating-point dtype, got {value.dtype}")

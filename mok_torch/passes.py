@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mok_torch import _C
+from mok_torch import _C, cuda_passes
 from mok_torch.checks import (
     MOE_NAMES,
     ArgumentNames,
@@ -71,8 +71,10 @@ def check_ring(names: Sequence[str], ring: Ring, layer: LayerTensors, ring_rows:
 
 
 def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:
-    """A ring for this layer's forward, filled with zeros."""
+    """A ring for this layer's forward, on a CPU filled with zeros."""
     shapes = _layer_ring_shapes(layer, ring_rows)
+    if layer.x.is_cuda:
+        return Ring(*(layer.x.new_empty(shape) for shape in shapes))
     routes = layer.topk_weight.numel()
     dense = 2 * routes >= ring_rows
     routed = [lazy_zeros(shape, layer.x.dtype, dense) for shape in shapes[:3]]
@@ -147,7 +149,7 @@ class LayerCall(NamedTuple):
 
     workspace: Workspace
     plan: Plan
-    schedule: _C.Schedule
+    schedule: _C.Schedule | cuda_passes.CudaSchedule
     layer: LayerTensors
     ring: Ring
     swiglu_limit: float
@@ -163,6 +165,9 @@ class LayerCall(NamedTuple):
 
 def run_forward(call: LayerCall, out: Tensor):
     """Writes the ring and out [T, H]. Collective."""
+    if call.layer.x.is_cuda:
+        cuda_passes.run_forward(call, call.fill, out)
+        return
     args = _C.ForwardArgs()
     call.fill(args)
     args.out = out.data_ptr()
@@ -190,11 +195,13 @@ def run_backward(call: LayerCall, kept_macrobatches: int, d_out: Tensor, grads: 
 
 def build_schedule(
     workspace: Workspace, plan: Plan, topk_idx: Tensor, num_local_experts: int, num_experts: int
-) -> _C.Schedule:
+) -> _C.Schedule | cuda_passes.CudaSchedule:
     """The engine's schedule of int64 topk_idx [T, K], contiguous. Collective.
 
     num_experts: E, which the engine compares on all ranks; 0: what the ranks' experts add up to.
     """
+    if topk_idx.is_cuda:
+        return cuda_passes.build_schedule(workspace, plan, topk_idx, num_local_experts, num_experts)
     config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
     return _C.Schedule.build(
         workspace.engine,
@@ -206,9 +213,11 @@ def build_schedule(
     )
 
 
-def check_schedule(schedule: _C.Schedule, layer: LayerTensors, names: ArgumentNames = MOE_NAMES):
+def check_schedule(schedule, layer: LayerTensors, names: ArgumentNames = MOE_NAMES):
     """Raises unless the schedule is of this layer's numbers of tokens and experts."""
-    info = schedule.info()
+    # On a GPU all of info would wait for the kernel.
+    on_gpu = isinstance(schedule, cuda_passes.CudaSchedule)
+    info = schedule if on_gpu else schedule.info()
     if layer.num_tokens != info.num_tokens:
         raise ValueError(
             f"x: expected the schedule's {info.num_tokens} tokens, got {layer.num_tokens}"
@@ -220,8 +229,10 @@ def check_schedule(schedule: _C.Schedule, layer: LayerTensors, names: ArgumentNa
         )
 
 
-def save_schedule(schedule: _C.Schedule, num_words: int) -> Tensor:
+def save_schedule(schedule, num_words: int) -> Tensor:
     """The schedule as an int32 tensor of num_words, so that a graph can hold it."""
+    if isinstance(schedule, cuda_passes.CudaSchedule):
+        return schedule.words
     words = lazy_zeros((num_words,), torch.int32)
     schedule.save(words.data_ptr(), num_words)
     return words

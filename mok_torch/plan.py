@@ -77,16 +77,19 @@ def make_plan(
     topk: int,
     num_local_experts: int,
     num_experts: int | None = None,
+    device_type: str = "cpu",
 ) -> Plan:
     """The plan of a layer call; num_tokens_total is an upper bound over all ranks."""
     rows = ring_rows(config, ep_size, num_tokens_total, topk, num_local_experts)
     capacity = capacity_rows(num_tokens_total, topk, num_local_experts)
+    if device_type == "cuda":
+        words = cuda_schedule_words(num_local_experts, capacity)
+    else:
+        words = _C.SCHEDULE_HEADER_WORDS + 2 * num_local_experts + 2 * capacity
+        words += num_tokens_total * topk
     return Plan(
         ring_rows=rows,
-        schedule_words=_C.SCHEDULE_HEADER_WORDS
-        + 2 * num_local_experts
-        + 2 * capacity
-        + num_tokens_total * topk,
+        schedule_words=words,
         minibatch_rows=config.minibatch_size or 0,
         fwd_num_comm=config.fwd_num_comm_sms,
         bwd_num_comm=config.bwd_num_comm_sms,
@@ -94,6 +97,13 @@ def make_plan(
         num_experts=0 if num_experts is None else num_experts,
         isa=-1 if config.isa is None else _C.ISA_NAMES.index(config.isa),
     )
+
+
+def cuda_schedule_words(num_local_experts: int, capacity: int) -> int:
+    """What any schedule of such a layer fits into on a GPU; see mok_cuda.h."""
+    # 1: in a build without CUDA no schedule is ever made.
+    header = _C.CUDA_SCHEDULE_HEADER_WORDS if _C.CUDA_BUILT else 1
+    return header + 3 * num_local_experts + 2 * capacity + 4 * (capacity // ROW_BLOCK)
 
 
 def engine_config(plan: Plan, ranks_in_process: int, num_comm: int) -> _C.EngineConfig:

@@ -1,4 +1,4 @@
-"""Workspaces: the symmetric heap, scratch memory and worker threads of one rank.
+"""Workspaces: the symmetric heap, scratch memory and workers of one rank, on a CPU or a GPU.
 
 A workspace serves any number of layers and of live forwards; what a forward leaves for its backward
 belongs to the caller. Operators name a workspace by its integer handle.
@@ -17,6 +17,7 @@ import torch
 
 from mok_torch import _C
 from mok_torch.config import MoKConfig
+from mok_torch.cuda_engine import CudaEngine, cuda_device
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
 from mok_torch.groups import SingleRank, as_group
 
@@ -38,6 +39,7 @@ class _Request:
     dtype: torch.dtype
     num_local_tokens: int
     timeout_seconds: float
+    device_type: str = "cpu"
     has_cached: bool = False  # a usable workspace of these shapes is in this rank's cache
 
 
@@ -77,7 +79,7 @@ def _agree(group, make_request: Callable[[], _Request]) -> _Request:
         if isinstance(given, Exception):
             raise type(given)(f"rank {peer}: {given}") from given
     first = answers[0]
-    for name in ("hidden_size", "topk", "dtype"):
+    for name in ("hidden_size", "topk", "dtype", "device_type"):
         for peer, other in enumerate(answers):
             if getattr(other, name) != getattr(first, name):
                 raise ValueError(
@@ -100,35 +102,52 @@ class Workspace:
       hidden_size, topk, dtype: of every layer that uses the workspace.
       num_local_tokens: the most tokens that any rank may pass in one call (see grow). With one
         rank, what there is room for now.
+      device: where tensors of a call have to be.
       handle: names the workspace in operators.
     """
 
-    def __init__(self, group, request: _Request):
+    def __init__(self, group, request: _Request, device: torch.device):
         """Collective. `request` is agreed."""
         self._group = group
+        self.device = device
         self.rank: int = group.rank
         self.ep_size: int = group.size
         self.hidden_size = request.hidden_size
         self.topk = request.topk
         self.dtype = request.dtype
+        self.engine: _C.Workspace | CudaEngine | None = None
+        self._captured_engines: list[CudaEngine] = []
         self._create_engine(request)
         with _registry_lock:
             self.handle = next(_next_handle)
             _by_handle[self.handle] = self
 
     def _create_engine(self, request: _Request):
+        self.timeout_seconds = request.timeout_seconds
+        if self.device.type == "cuda":
+            self._keep_captured_engine()
+            self.engine = CudaEngine(self._group, request, self.device)
+        else:
+            self.engine = self._create_host_engine(request)
+        self.num_local_tokens = request.num_local_tokens
+
+    def _create_host_engine(self, request: _Request) -> _C.Workspace:
         records = self._group.exchange(self._group.host_record(), request.timeout_seconds)
         shape = _C.WorkspaceShape(
             request.num_local_tokens, request.hidden_size, request.topk, ENGINE_DTYPES[self.dtype]
         )
-        self.engine = self._group.create_engine(shape, records, request.timeout_seconds)
-        self.timeout_seconds = request.timeout_seconds
-        self.num_local_tokens = request.num_local_tokens
+        return self._group.create_engine(shape, records, request.timeout_seconds)
+
+    def _keep_captured_engine(self):
+        """CUDA graphs hold addresses: what they were captured with outlives growth."""
+        if self.engine is not None and self.engine.was_captured:
+            self._captured_engines.append(self.engine)
 
     def __repr__(self):
         return (
             f"Workspace(rank={self.rank}, ep_size={self.ep_size}, hidden_size={self.hidden_size}, "
-            f"topk={self.topk}, dtype={self.dtype}, num_local_tokens={self.num_local_tokens})"
+            f"topk={self.topk}, dtype={self.dtype}, num_local_tokens={self.num_local_tokens}, "
+            f"device={self.device})"
         )
 
     @property
@@ -146,7 +165,7 @@ class Workspace:
         def request() -> _Request:
             check_integer("num_local_tokens", num_local_tokens, 0)
             shapes = (self.hidden_size, self.topk, self.dtype, num_local_tokens)
-            return _Request(*shapes, self.timeout_seconds)
+            return _Request(*shapes, self.timeout_seconds, self.device.type)
 
         self._grow(_agree(self._group, request))
 
@@ -182,14 +201,38 @@ class Workspace:
     def is_usable(self) -> bool:
         """False once a rank has not come to a call within the timeout."""
         try:
-            self.engine.check()
+            if self.device.type == "cuda":
+                self.engine.check_usable()
+            else:
+                self.engine.check()
         except RuntimeError:
             return False
         return True
 
     def check(self):
-        """Raises the error that made the workspace unusable, if there was one."""
+        """Raises the error that made the workspace unusable, if there was one.
+
+        On a GPU: waits for what is queued on the current stream, and also raises what a kernel
+        found wrong with its inputs, an expert id out of range for example. Once: the workspace
+        works on after that.
+        """
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            self.engine.synchronize()
         self.engine.check()
+
+    def input_buffer(self, num_tokens: int) -> torch.Tensor:
+        """Where a call's x [num_tokens, H] may be written to save its copy to where peers read it.
+
+        On a GPU with several ranks, a part of the symmetric heap, the same for every call: do not
+        write it before the kernels of the last call that used it are queued. Else ordinary memory.
+        """
+        check_integer("num_tokens", num_tokens, 0, self.num_local_tokens)
+        staged = None
+        if self.device.type == "cuda":
+            staged = self.engine.staged_x(num_tokens, self.hidden_size)
+        if staged is not None:
+            return staged
+        return torch.empty(num_tokens, self.hidden_size, dtype=self.dtype, device=self.device)
 
     def info(self) -> dict[str, int]:
         """heap_bytes and scratch_bytes held now, and num_threads started so far."""
@@ -223,12 +266,12 @@ def create_workspace(
       group: None for one rank; a torch.distributed group whose ranks are processes of this
         machine (any backend that moves Python objects, gloo for example); or a member of an
         InProcessGroup.
-      device: "cpu".
+      device: "cpu", or "cuda" for the current GPU; the same kind on every rank.
       num_local_tokens: the most tokens of this rank in one call; the largest of all ranks counts.
         A workspace of one rank grows by itself.
       hidden_size: H, a multiple of 8.
       topk: K.
-      dtype: of activations and weights, torch.bfloat16 or torch.float32.
+      dtype: of activations and weights, torch.bfloat16 or, on a CPU, torch.float32.
 
     Raises:
       ValueError, TypeError: on every rank, when an argument is wrong on one or ranks disagree.
@@ -236,7 +279,8 @@ def create_workspace(
     """
     rank_group = as_group(group)
     shapes = (hidden_size, topk, dtype, num_local_tokens)
-    return Workspace(rank_group, _agree(rank_group, lambda: _request(config, device, *shapes)))
+    agreed = _agree(rank_group, lambda: _request(config, device, *shapes))
+    return Workspace(rank_group, agreed, _check_device(device))
 
 
 def get_workspace(
@@ -256,11 +300,11 @@ def get_workspace(
     """
     rank_group = as_group(group)
     cache = rank_group.workspaces
-    key = (hidden_size, topk, dtype)
+    shapes = (hidden_size, topk, dtype)
 
     def request() -> _Request:
-        made = _request(config, device, *key, num_local_tokens)
-        cached = cache.get(key)
+        made = _request(config, device, *shapes, num_local_tokens)
+        cached = cache.get((_check_device(device), *shapes))
         usable = cached is not None and cached.is_usable()
         return dataclasses.replace(made, has_cached=usable)
 
@@ -268,20 +312,26 @@ def get_workspace(
     # members of an in-process group have caches of their own.
     with _cache_lock if rank_group.size == 1 else contextlib.nullcontext():
         agreed = _agree(rank_group, request)
+        checked_device = _check_device(device)
+        key = (checked_device, *shapes)
         if agreed.has_cached:
             cache[key]._grow(agreed)
         else:
-            cache[key] = Workspace(rank_group, agreed)
+            cache[key] = Workspace(rank_group, agreed, checked_device)
         return cache[key]
 
 
-def _check_device(device):
+def _check_device(device) -> torch.device:
+    """The device, a GPU with its index; ValueError if there is no engine for it here."""
     try:
-        kind = torch.device(device).type
+        device = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device: expected cpu, got {device!r}") from error
-    if kind != "cpu":
-        raise ValueError(f"device: expected cpu (this build has no other backend), got {device}")
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}") from error
+    if device.type == "cuda":
+        return cuda_device(device)
+    if device.type != "cpu":
+        raise ValueError(f"device: expected cpu or cuda, got {device}")
+    return torch.device("cpu")
 
 
 def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens) -> _Request:
@@ -289,7 +339,7 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
     config = MoKConfig() if config is None else config
     if not isinstance(config, MoKConfig):
         raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
-    _check_device(device)
+    device_type = _check_device(device).type
     check_integer("num_local_tokens", tokens, 0)
     check_integer("hidden_size", hidden_size, 8)
     check_integer("topk", topk, 1)
@@ -297,7 +347,9 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
         raise ValueError(f"hidden_size: expected a multiple of 8, got {hidden_size}")
     if not isinstance(dtype, torch.dtype) or dtype not in ENGINE_DTYPES:
         raise TypeError(f"dtype: expected {describe_dtypes()}, got {dtype}")
-    return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds)
+    if device_type == "cuda" and dtype != torch.bfloat16:
+        raise TypeError(f"dtype: expected torch.bfloat16 on a GPU, got {dtype}")
+    return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds, device_type)
 
 
 def require_workspace(workspace):
@@ -306,12 +358,15 @@ def require_workspace(workspace):
         raise TypeError(f"workspace: expected a Workspace, got {type(workspace).__name__}")
 
 
-def default_workspace(hidden_size: int, topk: int, dtype: torch.dtype) -> Workspace:
+def default_workspace(
+    device: torch.device, hidden_size: int, topk: int, dtype: torch.dtype
+) -> Workspace:
     """The cached workspace of one rank, which grows as needed."""
-    cached = SingleRank.workspaces.get((hidden_size, topk, dtype))
+    cached = SingleRank.workspaces.get((device, hidden_size, topk, dtype))
     if cached is not None:
         return cached
-    return get_workspace(num_local_tokens=0, hidden_size=hidden_size, topk=topk, dtype=dtype)
+    shapes = {"hidden_size": hidden_size, "topk": topk, "dtype": dtype}
+    return get_workspace(num_local_tokens=0, device=device, **shapes)
 
 
 def workspace_of_handle(handle: int) -> Workspace:

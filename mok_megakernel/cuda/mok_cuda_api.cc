@@ -144,6 +144,13 @@ int32_t mok_cuda_check(MokCudaWorkspace* workspace) {
   });
 }
 
+int32_t mok_cuda_check_usable(const MokCudaWorkspace* workspace) {
+  return mok::GuardApi([&]() -> mok::Status {
+    if (workspace == nullptr) return mok::NullPointer("workspace");
+    return workspace->workspace.CheckUsable();
+  });
+}
+
 int32_t mok_cuda_layer_memory(const MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                               MokCudaLayerMemory* memory) {
   return mok::GuardApi([&] { return mok::FillLayerMemory(workspace, layer, memory); });

@@ -1,6 +1,8 @@
 // The CUDA C API in the emulator: small layers against float64, bits over ranks, errors.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,8 @@ ForwardKernelInfo ForwardKernelOf(ColumnOrder order) { return testing::SmallForw
 
 namespace mok::testing {
 namespace {
+
+using ::testing::MatchesRegex;
 
 constexpr double kTensorTolerance = 4e-3;
 constexpr double kRowTolerance = 2e-2;
@@ -128,7 +132,8 @@ TEST(MokCudaTest, CallsFollowEachOtherWithOtherRoutes) {
   for (const auto& routing : routings) {
     LayerSpec routed = spec;
     routed.route = routing;
-    const LayerData expected(routed);
+    LayerData expected = data;
+    expected.topk_idx = LayerData(routed).topk_idx;
     ranks.SetIds(expected.topk_idx);
     ranks.Poison();
     ExpectCorrect(expected, RunQueued(ranks), "routing");
@@ -155,6 +160,7 @@ TEST(MokCudaTest, AnInvalidIdIsReportedOnceAndTheWorkspaceWorksOn) {
   const std::string text = "expert id of rank 1, token 3, k 1: expected -1 to 3, got 4";
   for (int repeat = 0; repeat < 2; ++repeat) {
     ranks.SetIds(wrong);
+    ranks.Poison();  // what is reduced for that route was written by nobody
     RunQueued(ranks);
     ranks.SetIds(data.topk_idx);
     for (int rank = 0; rank < 2; ++rank) {
@@ -174,6 +180,7 @@ TEST(MokCudaTest, RanksThatDisagreeHearOfIt) {
   StartCase({1, 0.1});
   CudaRanks ranks(data, {});
   ranks.rank(1).layer.first_expert = 1;
+  ranks.Poison();
   RunQueued(ranks);
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_INVALID_ARGUMENT);
@@ -199,13 +206,12 @@ TEST(MokCudaTest, AMissingRankIsNamedForEver) {
     EXPECT_EQ(runtime::Synchronize(), OkStatus());
     for (int repeat = 0; repeat < 2; ++repeat) {
       EXPECT_EQ(ranks.BuildSchedule(0), MOK_DEADLINE_EXCEEDED);
-      const std::string text = mok_last_error();
-      const std::string expected =
-          in_forward ? "rank 0 waited 2000 ms for rank 1 at the entry of pass 1, which it last "
-                       "reached in pass 0"
-                     : "rank 0 waited 2000 ms for the expert ids of rank 1 in batch 1, which it "
-                       "last sent in batch 0";
-      EXPECT_EQ(text, expected);
+      EXPECT_THAT(
+          mok_last_error(),
+          MatchesRegex(in_forward ? "rank 0 waited 2... ms for rank 1 at the entry of pass 1, "
+                                    "which it last reached in pass 0"
+                                  : "rank 0 waited 2... ms for the expert ids of rank 1 in batch "
+                                    "1, which it last sent in batch 0"));
       EXPECT_EQ(ranks.Forward(0), MOK_DEADLINE_EXCEEDED);
       EXPECT_EQ(mok_cuda_check(ranks.workspace(0)), MOK_DEADLINE_EXCEEDED);
     }

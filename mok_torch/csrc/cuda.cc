@@ -129,6 +129,8 @@ void BindCuda(py::module_& module) {
            py::arg("state"), py::arg("records"))
       .def("check",
            [](const CudaWorkspaceHandle& self) { RaiseIfError(mok_cuda_check(self.get())); })
+      .def("check_usable",
+           [](const CudaWorkspaceHandle& self) { RaiseIfError(mok_cuda_check_usable(self.get())); })
       .def(
           "layer_memory",
           [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer) {
