@@ -127,7 +127,7 @@ class CudaEngine:
                 "num_experts: expected a number while a CUDA graph is captured: the ranks cannot "
                 "tell each other how many experts they have"
             )
-        counts = self._group.exchange(num_local_experts, self._timeout_seconds)
+        counts = self._exchange(num_local_experts)
         return sum(counts[:rank]), max(sum(counts), 1)
 
     def layer_memory(self, layer: _C.CudaLayer) -> _C.CudaLayerMemory:
@@ -170,10 +170,16 @@ class CudaEngine:
         stream = torch.cuda.current_stream(self.device)
         event = torch.cuda.Event()
         event.record(stream)
-        for rank, other in enumerate(self._group.exchange(event, self._timeout_seconds)):
+        for other in self._exchange(event):
+            stream.wait_event(other)
+
+    def _exchange(self, value: Any) -> list[Any]:
+        """The values of all ranks; raises the error that a rank has sent in place of one."""
+        values = self._group.exchange(value, self._timeout_seconds)
+        for rank, other in enumerate(values):
             if isinstance(other, Exception):
                 raise type(other)(f"rank {rank}: {other}") from other
-            stream.wait_event(other)
+        return values
 
     def check(self):
         """Raises what the kernels that have ended found wrong. Does not wait for others."""
@@ -195,9 +201,7 @@ class CudaEngine:
         kind = {_C.INVALID_ARGUMENT: ValueError, _C.TYPE_MISMATCH: TypeError}.get(
             code, RuntimeError
         )
-        for rank, other in enumerate(self._group.exchange(kind(message), self._timeout_seconds)):
-            if isinstance(other, Exception) and rank != self._group.rank:
-                break  # the caller raises its own
+        self._group.exchange(kind(message), self._timeout_seconds)
 
     def info(self) -> dict[str, int]:
         """Bytes of the heap and of what else lives between calls."""

@@ -125,8 +125,8 @@ def run_reference(case: Case, batch: Batch) -> dict[str, Tensor]:
     return {"out": out.detach()} | {f"d_{name}": leaf.grad for name, leaf in leaves.items()}
 
 
-def _run_rank(case: Case, batch: Batch, member, rank: int) -> dict[str, Tensor]:
-    """out and gradients of one rank's tokens and experts."""
+def _run_rank(case: Case, batch: Batch, member, rank: int, device: str) -> dict[str, Tensor]:
+    """out of one rank's tokens and, on a CPU, gradients of its tokens and experts."""
     begin = sum(case.tokens[:rank])
     own = slice(begin, begin + case.tokens[rank])
     held = slice(*expert_range(case.experts, len(case.tokens), rank))
@@ -136,7 +136,7 @@ def _run_rank(case: Case, batch: Batch, member, rank: int) -> dict[str, Tensor]:
             leaf = leaf[own]
         elif name.startswith("w_"):
             leaf = leaf[held]
-        leaves[name] = leaf.detach().clone().requires_grad_()
+        leaves[name] = leaf.detach().to(device, copy=True).requires_grad_()
     shared = None
     if batch.shared is not None:
         names = ("shared_gate", "shared_up", "shared_down", "shared_scale")
@@ -144,23 +144,29 @@ def _run_rank(case: Case, batch: Batch, member, rank: int) -> dict[str, Tensor]:
     workspace = functional.create_workspace(
         case.config,
         member,
+        device=device,
         num_local_tokens=max(case.tokens),
         hidden_size=case.hidden,
         topk=case.topk,
         dtype=batch.x.dtype,
     )
-    out = functional.moe(
-        leaves["x"],
-        batch.topk_idx[own],
-        leaves["topk_weight"],
-        leaves["w_gate"],
-        leaves["w_up"],
-        leaves["w_down"],
-        shared=shared,
-        workspace=workspace,
-        config=case.config,
-        swiglu_limit=case.swiglu_limit,
-    )
+    has_backward = device == "cpu"
+    with torch.set_grad_enabled(has_backward):
+        out = functional.moe(
+            leaves["x"],
+            batch.topk_idx[own].to(device),
+            leaves["topk_weight"],
+            leaves["w_gate"],
+            leaves["w_up"],
+            leaves["w_down"],
+            shared=shared,
+            workspace=workspace,
+            config=case.config,
+            swiglu_limit=case.swiglu_limit,
+        )
+    workspace.check()
+    if not has_backward:
+        return {"out": out.cpu()}
     out.backward(batch.d_out[own])
     return {"out": out.detach()} | {f"d_{name}": leaf.grad for name, leaf in leaves.items()}
 
@@ -173,14 +179,16 @@ def run_on_ranks(function, size: int) -> list:
         return [future.result() for future in futures]
 
 
-def run_layer(case: Case, batch: Batch) -> dict[str, Tensor]:
-    """out and the gradient of every leaf, put together from the ranks.
+def run_layer(case: Case, batch: Batch, device: str = "cpu") -> dict[str, Tensor]:
+    """out and, on a CPU, the gradient of every leaf, put together from the ranks.
+
+    On a GPU, which all ranks share, there is no backward yet.
 
     Gradients of the shared expert are the fp32 sum of the ranks' parts, as data parallelism adds
     them.
     """
     parts = run_on_ranks(
-        lambda member, rank: _run_rank(case, batch, member, rank), len(case.tokens)
+        lambda member, rank: _run_rank(case, batch, member, rank, device), len(case.tokens)
     )
     whole = {}
     for name in parts[0]:
@@ -209,13 +217,15 @@ class Comparison:
         return self.error <= self.limit and rows_ok
 
 
-def compare(case: Case, dtype: torch.dtype) -> list[Comparison]:
-    """Runs a case and judges every output and gradient."""
+def compare(case: Case, dtype: torch.dtype, device: str = "cpu") -> list[Comparison]:
+    """Runs a case and judges every output and gradient that the device computes."""
     batch = make_batch(case, dtype)
-    expected, actual = run_reference(case, batch), run_layer(case, batch)
+    expected, actual = run_reference(case, batch), run_layer(case, batch, device)
     limit, row_limit = LIMITS[dtype]
     comparisons = []
     for name, reference in expected.items():
+        if device != "cpu" and name != "out":
+            continue
         error = relative_error(actual[name], reference)
         if name in ("d_topk_weight", "d_shared_scale"):
             judged = Comparison(name, error, None, ROUTER_LIMITS[dtype], row_limit)

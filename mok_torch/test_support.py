@@ -47,9 +47,10 @@ def assert_matches_reference(
     dtype: torch.dtype = torch.bfloat16,
     rounded: bool = False,
     check_rows: bool = True,
+    device: str = "cpu",
     **changes: Tensor,
 ) -> dict[str, Tensor]:
-    """Runs a case, checks out and every gradient against float64, and returns them.
+    """Runs a case, checks out and every gradient that there is against float64, returns them.
 
     Args:
       rounded: the reference rounds gate and up to dtype, as the layer is defined to do. The errors
@@ -60,7 +61,7 @@ def assert_matches_reference(
       changes: see routed_batch.
     """
     batch = routed_batch(case, dtype, **changes)
-    actual = run_layer(case, batch)
+    actual = run_layer(case, batch, device)
     if rounded:
         # run_reference rounds when there is a clamp: this one is at infinity.
         case = dataclasses.replace(case, swiglu_limit=case.swiglu_limit or math.inf)

@@ -35,6 +35,8 @@ def test_info_table():
 
 def test_info_json():
     values = json.loads(run("info", "--json").stdout)
+    assert values["backends"] == (["host", "cuda"] if _C.CUDA_BUILT else ["host"])
+    assert len(values["gpus"]) == torch.cuda.device_count()
     assert values["torch"] == torch.__version__
     assert values["best_isa"] in values["isas"]
     assert values["cores"] >= 1
@@ -55,9 +57,18 @@ def test_check_on_every_isa(isa):
     assert f"on {isa}" in result.stdout
 
 
+def test_check_names_what_keeps_it_from_a_gpu():
+    result = run("check", "--device=cuda")
+    if torch.cuda.is_available() and _C.CUDA_BUILT:
+        assert "all checks passed" in result.stdout, result.stdout + result.stderr
+        return
+    assert result.returncode != 0
+    assert "device: expected cpu (" in result.stdout + result.stderr
+
+
 def test_check_fails_loudly(monkeypatch, capsys):
     bad = Comparison("d_x", error=0.5, row_error=0.5, limit=4e-3, row_limit=2e-2)
-    monkeypatch.setattr(check, "compare", lambda case, dtype: [bad])
+    monkeypatch.setattr(check, "compare", lambda case, dtype, device: [bad])
     if not check.flags.FLAGS.is_parsed():
         check.flags.FLAGS(["check"])
     assert check.main(["check"]) == 1
@@ -77,8 +88,8 @@ def test_compare_notices_a_wrong_layer(monkeypatch):
     assert all(comparison.ok for comparison in compare(case, torch.float32))
     run_layer = check.run_layer
 
-    def wrong(case, batch):
-        results = run_layer(case, batch)
+    def wrong(case, batch, device):
+        results = run_layer(case, batch, device)
         results["d_w_up"][1, 2, 3] += 0.1
         return results
 

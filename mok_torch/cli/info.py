@@ -14,6 +14,7 @@ import torch
 from absl import app, flags
 
 from mok_torch import _C
+from mok_torch.cuda_engine import cuda_device
 
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 
@@ -38,6 +39,19 @@ def version() -> str:
         return "source tree"
 
 
+def gpus() -> list[str]:
+    """The GPUs that PyTorch finds, with what keeps the engine from one in brackets."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        name = torch.cuda.get_device_name(index)
+        try:
+            cuda_device(torch.device("cuda", index))
+        except ValueError as error:
+            name = f"{name} (not used: {error})"
+        found.append(name)
+    return found
+
+
 def collect() -> dict:
     """Everything that the command prints, as plain values."""
     isas = [name for isa, name in enumerate(_C.ISA_NAMES) if _C.isa_supported(isa)]
@@ -50,7 +64,8 @@ def collect() -> dict:
         "torch_threads": torch.get_num_threads(),
         "cpu": cpu_name(),
         "cores": _C.num_cores(),
-        "backends": ["host"],
+        "backends": ["host", "cuda"] if _C.CUDA_BUILT else ["host"],
+        "gpus": gpus(),
         "isas": isas,
         "best_isa": _C.ISA_NAMES[_C.best_isa()],
         "shared_memory_free_bytes": shared_memory.free if shared_memory else 0,
@@ -69,7 +84,7 @@ def main(argv: list[str]) -> int:
     mebibytes = values.pop("shared_memory_free_bytes") // 2**20
     values["shared_memory"] = f"{mebibytes} MiB free in /dev/shm"
     for name, value in values.items():
-        text = ", ".join(value) if isinstance(value, list) else str(value)
+        text = (", ".join(value) or "none") if isinstance(value, list) else str(value)
         table.add_row(name.replace("_", " "), text)
     rich.console.Console().print(table)
     return 0

@@ -1,0 +1,220 @@
+"""Ranks as processes, each on its own GPU, over PyTorch's symmetric memory.
+
+Needs two GPUs of compute capability 9.0 that are linked: with fewer everything fails.
+"""
+
+import os
+import time
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mok_torch import MoELayer, RankTimeoutError
+from mok_torch.functional import MoKConfig, build_schedule, create_workspace, forward, moe
+from mok_torch.layer import expert_range
+from mok_torch.self_test import Case, run_layer
+from mok_torch.test_support import assert_matches_reference, routed_batch
+
+BF16 = torch.bfloat16
+RANKS = 2
+CONFIG = MoKConfig(timeout_seconds=30)
+CASES = (
+    Case("even", (150, 150), experts=8, topk=2, shared=40, scaled_shared=True),
+    Case("uneven", (400, 133), hidden=1032, intermediate=520, experts=7, topk=3, shared=64),
+    Case("a rank without tokens", (0, 300), experts=8, topk=4, no_route_share=0.2),
+    Case("clamped", (70, 9), hidden=2880, intermediate=2880, experts=3, swiglu_limit=0.5),
+)
+
+
+def _enter(rank: int, worker, backend: str, folder: str):
+    """Runs worker(rank, folder) as a rank of the default group; a traceback goes to a file."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.cuda.set_device(rank)
+    try:
+        dist.init_process_group(backend, f"file://{folder}/meet", rank=rank, world_size=RANKS)
+        worker(rank, folder)
+    except BaseException:
+        with open(f"{folder}/error.{rank}", "w", encoding="utf-8") as file:
+            file.write(traceback.format_exc())
+        os._exit(1)
+    os._exit(0)
+
+
+def run_processes(worker, folder, backend: str = "gloo"):
+    """worker(rank, folder) in two processes; raises their errors."""
+    assert torch.cuda.device_count() >= RANKS, "these tests need two GPUs"
+    context = torch.multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_enter, args=(rank, worker, backend, str(folder)), daemon=True)
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(150)
+    errors = "\n".join(path.read_text() for path in sorted(folder.glob("error.*")))
+    assert not errors, errors
+    assert [process.exitcode for process in processes] == [0] * RANKS
+
+
+def rank_inputs(case: Case, rank: int):
+    """moe's arguments of a rank's tokens and experts."""
+    batch = routed_batch(case, BF16)
+    begin = sum(case.tokens[:rank])
+    own = slice(begin, begin + case.tokens[rank])
+    held = slice(*expert_range(case.experts, RANKS, rank))
+    tensors = [batch.x[own], batch.topk_idx[own], batch.topk_weight[own]]
+    tensors += [weight[held] for weight in batch.weights]
+    shared = batch.shared
+    if shared is not None:
+        scale = None if shared.scale is None else shared.scale[own].detach().cuda()
+        shared = shared._replace(
+            **{
+                name: getattr(shared, name).detach().cuda() for name in ("w_gate", "w_up", "w_down")
+            },
+            scale=scale,
+        )
+    return [tensor.detach().cuda() for tensor in tensors], shared
+
+
+def make_workspace(case: Case, config: MoKConfig = CONFIG):
+    return create_workspace(
+        config,
+        dist.group.WORLD,
+        device="cuda",
+        num_local_tokens=max(case.tokens),
+        hidden_size=case.hidden,
+        topk=case.topk,
+    )
+
+
+def save_outputs(rank, folder):
+    """Every case with several settings, repeats and poisoned memory; saves out."""
+    for index, case in enumerate(CASES):
+        workspace = make_workspace(case)
+        arguments, shared = rank_inputs(case, rank)
+        outs = []
+        for settings in ({}, {"fwd_num_comm_sms": 4}, {"macrobatch_size": 128}):
+            options = {"shared": shared, "swiglu_limit": case.swiglu_limit}
+            options |= {"workspace": workspace, "config": MoKConfig(**settings)}
+            for _ in range(5):
+                outs.append(moe(*arguments, num_experts=case.experts, **options))
+            outs.append(moe(*arguments, **options))  # the ranks count their experts
+        workspace.check()
+        dist.barrier()
+        workspace.poison()
+        dist.barrier()
+        outs.append(moe(*arguments, **options))
+        if case.tokens[rank] and case.swiglu_limit is None:
+            buffer = workspace.input_buffer(case.tokens[rank])
+            buffer.copy_(arguments[0])
+            outs.append(moe(buffer, *arguments[1:], **options))
+        elif case.swiglu_limit is None:
+            outs.append(moe(*arguments, **options))
+        workspace.check()
+        assert all(torch.equal(out, outs[0]) for out in outs), case.name
+        torch.save(outs[0].cpu(), f"{folder}/out.{index}.{rank}")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_two_gpus_give_the_bits_of_one(tmp_path, backend):
+    run_processes(save_outputs, tmp_path, backend)
+    for index, case in enumerate(CASES):
+        parts = [torch.load(tmp_path / f"out.{index}.{rank}") for rank in range(RANKS)]
+        batch = routed_batch(case, BF16)
+        assert torch.equal(torch.cat(parts), run_layer(case, batch, "cuda")["out"]), case.name
+        assert_matches_reference(case, BF16, rounded=True, device="cuda")
+
+
+def use_layers_and_graphs(rank, folder):
+    """A layer with a group against one without; a graph with other routings; the explicit calls."""
+    del folder
+    options = {"shared_intermediate_size": 64, "dtype": BF16, "device": "cuda"}
+    torch.manual_seed(3)
+    whole = MoELayer(256, 128, 10, 4, **options).eval()
+    torch.manual_seed(3)
+    layer = MoELayer(256, 128, 10, 4, group=dist.group.WORLD, config=CONFIG, **options).eval()
+    layer.load_full_state_dict(whole.state_dict())
+    torch.manual_seed(4)
+    x = torch.randn(300, 256, device="cuda").to(BF16)
+    own = slice(0, 200) if rank == 0 else slice(200, 300)
+    with torch.no_grad():
+        layer.reserve(200)
+        assert torch.equal(layer(x[own]), whole(x)[own])
+        static = x[own].clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(static)
+        for seed in range(5):
+            torch.manual_seed(seed)
+            x = torch.randn(300, 256, device="cuda").to(BF16) * (seed + 1)
+            static.copy_(x[own])
+            for _ in range(20):
+                graph.replay()
+            assert torch.equal(out, whole(x)[own])
+        compiled = torch.compile(moe, fullgraph=True)
+        case = CASES[0]
+        workspace = make_workspace(case)
+        arguments, shared = rank_inputs(case, rank)
+        options = {"shared": shared, "workspace": workspace, "num_experts": case.experts}
+        expected = moe(*arguments, **options)
+        assert torch.equal(compiled(*arguments, **options), expected)
+    x, idx, weight, *weights = arguments
+    schedule = build_schedule(workspace, None, idx, num_local_experts=4, num_experts=8)
+    explicit, _ = forward(
+        None, workspace, schedule, x, weight, *shared[:3], *weights, shared_scale=shared.scale
+    )
+    assert torch.equal(explicit, expected)
+    assert schedule.info.first_expert == 4 * rank and schedule.info.num_tokens_total == 300
+
+
+def test_layers_graphs_and_explicit_calls(tmp_path):
+    run_processes(use_layers_and_graphs, tmp_path, "nccl")
+
+
+def hear_of_errors(rank, folder):
+    """An invalid id on one rank; ranks that disagree; a rank that does not come."""
+    case = CASES[0]
+    workspace = make_workspace(case, MoKConfig(timeout_seconds=3))
+    arguments, _ = rank_inputs(case, rank)
+    expected = moe(*arguments, workspace=workspace)
+    wrong = list(arguments)
+    wrong[1] = arguments[1].clone()
+    if rank == 1:
+        wrong[1][7, 0] = 8
+    moe(*wrong, workspace=workspace)
+    with pytest.raises(ValueError, match="rank 1, token 7, k 0: expected -1 to 7, got 8"):
+        workspace.check()
+    assert torch.equal(moe(*arguments, workspace=workspace), expected)
+    with pytest.raises(ValueError, match="num_experts: 11 experts split evenly over 2 ranks are"):
+        moe(*arguments, workspace=workspace, num_experts=11)
+    workspace.check()
+    dist.barrier()
+    if rank == 1:
+        # Gone: but its process stays, so that gloo does not complain.
+        time.sleep(12)
+        return
+    begin = time.monotonic()
+    moe(*arguments, workspace=workspace, num_experts=8)
+    with pytest.raises(RankTimeoutError, match=r"rank 0 waited .* rank 1"):
+        workspace.check()
+    assert 2.9 < time.monotonic() - begin < 10
+    with pytest.raises(RankTimeoutError, match="rank 1"):
+        moe(*arguments, workspace=workspace, num_experts=8)
+
+
+def test_errors_reach_both_ranks(tmp_path):
+    run_processes(hear_of_errors, tmp_path)
+
+
+def share_a_gpu(rank, folder):
+    del rank, folder
+    torch.cuda.set_device(0)
+    with pytest.raises(ValueError, match="device: expected a GPU for each rank"):
+        make_workspace(CASES[0])
+
+
+def test_two_ranks_on_one_gpu_are_refused(tmp_path):
+    run_processes(share_a_gpu, tmp_path)
