@@ -289,7 +289,7 @@ Status DeviceLayer::Launch(int index, PassMode mode) {
 
 Status DeviceLayer::LaunchSchedules() const {
   if (schedules_ == nullptr) return OkStatus();
-  const bool together = options_.own_devices || num_ranks() == 1;
+  const bool together = ranks_meet();
   for (const ScheduleSteps steps : {ScheduleSteps::kStage, ScheduleSteps::kBuild}) {
     if (together && steps == ScheduleSteps::kBuild) continue;
     for (int rank = 0; rank < num_ranks(); ++rank) {
@@ -301,7 +301,7 @@ Status DeviceLayer::LaunchSchedules() const {
 
 Status DeviceLayer::LaunchAll() {
   MOK_RETURN_IF_ERROR(LaunchSchedules());
-  if (options_.own_devices || num_ranks() == 1) {
+  if (ranks_meet()) {
     for (int rank = 0; rank < num_ranks(); ++rank) {
       MOK_RETURN_IF_ERROR(Launch(rank, PassMode::kWhole));
     }

@@ -41,8 +41,27 @@ class DeviceLayer {
   DeviceLayer(const DeviceLayer&) = delete;
   DeviceLayer& operator=(const DeviceLayer&) = delete;
 
+  // One rank's part of the layer.
+  struct Rank {
+    ForwardLayerShape shape;
+    ForwardConfig config;
+    ForwardArguments arguments;
+    ForwardParams params;
+    int device = 0;
+    void* stream = nullptr;
+    void* scratch = nullptr;
+    size_t scratch_bytes = 0;
+    size_t poison_begin = 0;  // scratch before it is state
+    int64_t first_token = 0;
+    int64_t num_rows = 0;  // valid rows of its table
+  };
+
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  const Rank& rank(int rank) const { return ranks_[rank]; }
   const ForwardConfig& config(int rank) const { return ranks_[rank].config; }
+  const LayerData& data() const { return data_; }
+  // Ranks run at the same time and meet in their kernels.
+  bool ranks_meet() const { return options_.own_devices || num_ranks() == 1; }
 
   // NaN in everything that a pass has to write: ring, scratch, rows of routes, out.
   void Poison();
@@ -69,20 +88,6 @@ class DeviceLayer {
   double flops() const;
 
  private:
-  struct Rank {
-    ForwardLayerShape shape;
-    ForwardConfig config;
-    ForwardArguments arguments;
-    ForwardParams params;
-    int device = 0;
-    void* stream = nullptr;
-    void* scratch = nullptr;
-    size_t scratch_bytes = 0;
-    size_t poison_begin = 0;  // scratch before it is state
-    int64_t first_token = 0;
-    int64_t num_rows = 0;  // valid rows of its table
-  };
-
   void* Allocate(int device, size_t bytes, const char* name);
   template <class T>
   T* Upload(int device, const T* values, size_t count, const char* name);
