@@ -16,6 +16,8 @@ LAYERS: dict[str, Callable[[Problem], Layer]] = {
     "all_gather_cublas": lambda p: TokenLayer(p, NcclAllGather(p), CublasLoop),
     "all_to_all_grouped_mm": lambda p: AllToAllLayer(p, TorchGroupedMm),
     "all_to_all_cublas": lambda p: AllToAllLayer(p, CublasLoop),
+    "all_to_all_in_2_grouped_mm": lambda p: AllToAllLayer(p, TorchGroupedMm, parts=2),
+    "all_to_all_in_2_cublas": lambda p: AllToAllLayer(p, CublasLoop, parts=2),
 }
 
 # Packages that a layer needs beyond PyTorch.

@@ -27,7 +27,10 @@ class GroupedLinear(Protocol):
 
     def input_grad(self, d_c: Tensor, groups: RowGroups) -> Tensor: ...
 
-    def weight_grad(self, d_c: Tensor, a: Tensor, groups: RowGroups) -> Tensor: ...
+    def weight_grad(
+        self, d_c: Tensor, a: Tensor, groups: RowGroups, total: Tensor | None = None
+    ) -> Tensor:
+        """Added to total where there is one."""
 
 
 class TorchGroupedMm:
@@ -44,8 +47,11 @@ class TorchGroupedMm:
     def input_grad(self, d_c: Tensor, groups: RowGroups) -> Tensor:
         return torch._grouped_mm(d_c, self.weight, offs=groups.ends)
 
-    def weight_grad(self, d_c: Tensor, a: Tensor, groups: RowGroups) -> Tensor:
-        return torch._grouped_mm(d_c.T, a, offs=groups.ends)
+    def weight_grad(
+        self, d_c: Tensor, a: Tensor, groups: RowGroups, total: Tensor | None = None
+    ) -> Tensor:
+        grad = torch._grouped_mm(d_c.T, a, offs=groups.ends)
+        return grad if total is None else total.add_(grad)
 
 
 class CublasLoop:
@@ -70,9 +76,14 @@ class CublasLoop:
             torch.mm(d_e, weight, out=out_e)
         return out
 
-    def weight_grad(self, d_c: Tensor, a: Tensor, groups: RowGroups) -> Tensor:
-        out = torch.empty_like(self.weight)
+    def weight_grad(
+        self, d_c: Tensor, a: Tensor, groups: RowGroups, total: Tensor | None = None
+    ) -> Tensor:
+        out = torch.empty_like(self.weight) if total is None else total
         parts = zip(d_c.split(groups.counts), a.split(groups.counts), out, strict=True)
         for d_e, a_e, out_e in parts:
-            torch.mm(d_e.T, a_e, out=out_e)
+            if total is None:
+                torch.mm(d_e.T, a_e, out=out_e)
+            else:
+                out_e.addmm_(d_e.T, a_e)
         return out
