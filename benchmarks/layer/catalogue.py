@@ -6,6 +6,11 @@ from collections.abc import Callable
 from benchmarks.layer.all_gather_layer import NcclAllGather, TokenLayer
 from benchmarks.layer.all_to_all_layer import AllToAllLayer
 from benchmarks.layer.grouped_linear import CublasLoop, TorchGroupedMm
+from benchmarks.layer.installed_peers import (
+    DeepEpExchange,
+    SonicMoeLayer,
+    TransformerEngineLinear,
+)
 from benchmarks.layer.layers import Layer, MokLayer
 from benchmarks.layer.problem import Problem
 
@@ -18,18 +23,32 @@ LAYERS: dict[str, Callable[[Problem], Layer]] = {
     "all_to_all_cublas": lambda p: AllToAllLayer(p, CublasLoop),
     "all_to_all_in_2_grouped_mm": lambda p: AllToAllLayer(p, TorchGroupedMm, parts=2),
     "all_to_all_in_2_cublas": lambda p: AllToAllLayer(p, CublasLoop, parts=2),
+    "deep_ep_grouped_mm": lambda p: TokenLayer(p, DeepEpExchange(p), TorchGroupedMm),
+    "deep_ep_cublas": lambda p: TokenLayer(p, DeepEpExchange(p), CublasLoop),
+    "transformer_engine": lambda p: TokenLayer(p, NcclAllGather(p), TransformerEngineLinear),
+    "sonic_moe": SonicMoeLayer,
 }
 
-# Packages that a layer needs beyond PyTorch.
-_NEEDS: dict[str, str] = {}
+# Packages that a layer needs beyond PyTorch, all of them for GPUs only.
+_NEEDS = {
+    "deep_ep_grouped_mm": "deep_ep",
+    "deep_ep_cublas": "deep_ep",
+    "transformer_engine": "transformer_engine",
+    "sonic_moe": "sonicmoe",
+}
 
 
-def available_layers() -> list[str]:
-    """Names of the layers whose packages are installed."""
-    missing = {name for name, package in _NEEDS.items() if not importlib.util.find_spec(package)}
+def available_layers(on_gpu: bool) -> list[str]:
+    """Names of the layers that can run: their packages are installed."""
+    missing = {
+        name
+        for name, package in _NEEDS.items()
+        if not on_gpu or importlib.util.find_spec(package) is None
+    }
     return [name for name in LAYERS if name not in missing]
 
 
 def make_layers(problem: Problem, names: list[str] | None) -> list[Layer]:
     """names: on the command line; None: all that are available."""
-    return [LAYERS[name](problem) for name in names or available_layers()]
+    names = names or available_layers(problem.x.is_cuda)
+    return [LAYERS[name](problem) for name in names]
