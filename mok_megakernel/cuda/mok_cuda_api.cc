@@ -40,7 +40,7 @@ StatusOr<CudaWorkspaceShape> ShapeOf(const MokCudaOptions* options) {
   CudaWorkspaceShape shape;
   shape.rank = options->rank;
   shape.ep_size = options->ep_size;
-  shape.max_tokens = std::max<int64_t>(options->max_tokens, 1);
+  shape.max_tokens = options->max_tokens;
   shape.hidden = options->hidden;
   shape.topk = options->topk;
   shape.device = options->device;

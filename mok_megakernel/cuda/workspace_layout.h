@@ -14,7 +14,7 @@ namespace mok {
 struct CudaWorkspaceShape {
   int32_t rank = 0;
   int32_t ep_size = 1;     // R
-  int64_t max_tokens = 1;  // at least 1
+  int64_t max_tokens = 0;  // of any rank
   int32_t hidden = 8;      // H
   int32_t topk = 1;        // K
   int device = 0;
