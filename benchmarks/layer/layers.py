@@ -61,6 +61,7 @@ class MokLayer:
             None,
             self.problem.topk_idx,
             num_local_experts=self.problem.case.local_experts,
+            num_experts=self.problem.num_experts,  # else the hosts have to tell each other
         )
 
     def forward(self) -> Tensor:

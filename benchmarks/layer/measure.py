@@ -18,7 +18,7 @@ from benchmarks.layer.layers import Layer
 
 _SLEEP_CYCLES = 500_000  # about 0.3 ms
 _GEMM_SIZE = 8192
-_PAUSE_SECONDS = 0.02
+_PAUSE_SECONDS = 0.05
 
 
 class Clock:
@@ -52,27 +52,30 @@ class Clock:
 
 @dataclasses.dataclass
 class Times:
-    """Median milliseconds. planned_*: with the plan (routing table) made anew."""
+    """Median milliseconds."""
 
     forward: float
-    planned_forward: float
+    planned_forward: float  # with the plan (routing table) made anew
+    host: float  # of the host, in the call of the forward; beyond the sleep it delays the GPU
     forward_backward: float | None  # None: the layer has no backward
 
 
 def time_pass(layer: Layer, clock: Clock, with_plan: bool, with_backward: bool) -> list[float]:
-    """Milliseconds from the beginning to the end of the forward and to that of the backward."""
+    """Milliseconds in the host's forward call; to the forward's end; to the backward's end."""
     clock.synchronize()
     clock.align()
     marks = [clock.mark()]
     if with_plan:
         layer.plan()
+    host = time.perf_counter()
     layer.forward()
+    host = (time.perf_counter() - host) * 1e3
     marks.append(clock.mark())
     if with_backward:
         layer.backward()
         marks.append(clock.mark())
     clock.synchronize()
-    return [clock.elapsed_ms(marks[0], mark) for mark in marks[1:]]
+    return [host, *(clock.elapsed_ms(marks[0], mark) for mark in marks[1:])]
 
 
 def measure_layers(
@@ -86,7 +89,7 @@ def measure_layers(
     """Collective. forward_only: names of layers whose backward is left out."""
     clock, order = Clock(device), random.Random(0)
     forward = {layer.name: [] for layer in layers}
-    planned, both = ({name: [] for name in forward} for _ in range(2))
+    planned, both, host = ({name: [] for name in forward} for _ in range(3))
     # Each iteration: without the plan, with it.
     turns = [(layer, with_plan) for layer in layers for with_plan in (False, True)]
     for layer in layers:
@@ -98,14 +101,17 @@ def measure_layers(
             times = time_pass(layer, clock, with_plan, has_backward)
             if iteration < warm_ups:
                 continue
-            (planned if with_plan else forward)[layer.name].append(times[0])
+            (planned if with_plan else forward)[layer.name].append(times[1])
+            if not with_plan:
+                host[layer.name].append(times[0])
             if has_backward:
-                both[layer.name].append(times[1])
+                both[layer.name].append(times[2])
         progress()
     return {
         name: Times(
             _median_of_slowest(forward[name], device),
             _median_of_slowest(planned[name], device),
+            _median_of_slowest(host[name], device),
             _median_of_slowest(both[name], device) if both[name] else None,
         )
         for name in forward
@@ -123,7 +129,7 @@ def _median_of_slowest(times: list[float], device: torch.device) -> float:
 class Rates:
     """TFLOP/s of an 8192 x 8192 x 8192 bf16 product on the slowest rank, random operands."""
 
-    burst: float  # products 20 ms apart
+    burst: float  # products 50 ms apart
     sustained: float  # 60 back to back
 
 

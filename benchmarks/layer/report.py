@@ -80,7 +80,7 @@ def _rows(result: CaseResult):
             cells += [_number(value, ".3f"), _number(rate, ".0f"), _number(gigabytes, ".0f")]
             cells += [_number(over_floor, ".2f"), _number(over_peer, ".2f")]
             if field == "forward":
-                cells.append(_number(times.planned_forward, ".3f"))
+                cells += [_number(times.planned_forward, ".3f"), _number(times.host, ".3f")]
         yield cells
 
 
@@ -95,7 +95,7 @@ def print_result(result: CaseResult, console: rich.console.Console) -> None:
     table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("layer", no_wrap=True)
     both = ("TFLOP/s", "link GB/s", "x floor", "vs peer")
-    for column in ("fwd ms", *both, "with plan ms", "fwd+bwd ms", *both):
+    for column in ("fwd ms", *both, "with plan ms", "host ms", "fwd+bwd ms", *both):
         table.add_column(column, justify="right")
     for cells in _rows(result):
         table.add_row(*cells)

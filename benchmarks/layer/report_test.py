@@ -14,7 +14,11 @@ from benchmarks.layer.report import CaseResult, print_result, write_json, write_
 @pytest.fixture
 def result() -> CaseResult:
     case = make_case("kimi", "model")
-    times = {"MoK": Times(2.0, 2.1, None), "peer": Times(3.0, 4.0, 9.0), "other": Times(4.0, 5, 8)}
+    times = {
+        "MoK": Times(2.0, 2.1, 0.1, None),
+        "peer": Times(3.0, 4.0, 0.2, 9.0),
+        "other": Times(4.0, 5, 1, 8),
+    }
     link_bytes = {"MoK": 2e8, "peer": 1e8, "other": 2e8}
     return CaseResult(case, Load(16384, 2.3e8), Rates(786, 678), times, link_bytes)
 
@@ -37,8 +41,8 @@ def test_table_shows_ratios(result):
     print_result(result, rich.console.Console(file=text, width=200))
     (line,) = (line for line in text.getvalue().splitlines() if line.startswith(" MoK"))
     cells = line.split()
-    assert cells[1:7] == ["2.000", "812", "100", "0.97", "1.50", "2.100"]
-    assert cells[7:] == ["-"] * 5
+    assert cells[1:8] == ["2.000", "812", "100", "0.97", "1.50", "2.100", "0.100"]
+    assert cells[8:] == ["-"] * 5
 
 
 def test_json_and_plot(result, tmp_path):

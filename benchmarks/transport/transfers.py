@@ -5,7 +5,15 @@ import statistics
 
 import torch
 
-from benchmarks.transport.library import ARRIVALS, MECHANISMS, SIDES, Args, Library, Transport
+from benchmarks.transport.library import (
+    ARRIVALS,
+    MECHANISMS,
+    SIDES,
+    Args,
+    CopyEngine,
+    Library,
+    Transport,
+)
 
 _SLEEP_CYCLES = 500_000  # about 0.3 ms: longer than the host's launches
 _TIMES = 10
@@ -37,8 +45,8 @@ class TwoGpus:
         self.devices = [torch.device("cuda", index) for index in range(2)]
         self.transports = [Transport(library, index) for index in range(2)]
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
-        self._words = row_bytes // 4
-        size = (max_rows, self._words)
+        self._copy_engine = CopyEngine()
+        size = (max_rows, row_bytes // 4)
 
         def per_device(make):
             return [make(index, device) for index, device in enumerate(self.devices)]
@@ -92,7 +100,8 @@ class TwoGpus:
         # The engine of the GPU whose stream is current works: pull into it, push out of it.
         into = gpu if transfer.side == "pull" else 1 - gpu
         rows = transfer.rows[into]
-        self._destination[into][:rows].copy_(self._source[1 - into][:rows], non_blocking=True)
+        to, source = self._destination[into][:rows], self._source[1 - into][:rows]
+        self._copy_engine.copy(to, source, self.streams[gpu])
 
     def run(self, transfer: Transfer) -> float:
         """Milliseconds from the common start to the end of the slower GPU."""
