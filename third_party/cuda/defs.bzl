@@ -183,7 +183,7 @@ def cuda_binary(name, srcs, deps = [], data = [], args = [], tags = [], **kwargs
         deps = [":" + name + "_objects"],
     )
 
-def cuda_test(name, srcs, deps = [], data = [], size = "medium", tags = [], **kwargs):
+def cuda_test(name, srcs, deps = [], data = [], size = "small", tags = [], **kwargs):
     """A googletest from .cu files. It builds wherever there is a toolkit.
 
     It runs there too, with or without a GPU: call GTEST_SKIP() when cudaGetDeviceCount finds none.

@@ -19,14 +19,16 @@ def cc_binary(name, copts = [], **kwargs):
     """native.cc_binary with MoK's compiler options."""
     native.cc_binary(name = name, copts = COMMON_COPTS + copts, **kwargs)
 
-def cc_test(name, copts = [], deps = [], **kwargs):
+def cc_test(name, copts = [], deps = [], size = "small", **kwargs):
     """native.cc_test with MoK's compiler options and googletest, googlemock and their main().
 
+    A test of more than half a minute on an idle machine says size = "medium".
     Tag tests of threads, counters and barriers "concurrency" (CI runs those under sanitizers), and
     a test that no sanitizer can run "nosanitizer".
     """
     native.cc_test(
         name = name,
+        size = size,
         copts = COMMON_COPTS + copts,
         deps = deps + [_GTEST_MAIN],
         **kwargs

@@ -17,10 +17,14 @@ def py_binary(name, **kwargs):
     """native.py_binary for Python 3."""
     native.py_binary(name = name, python_version = "PY3", srcs_version = "PY3", **kwargs)
 
-def py_test(name, data = [], **kwargs):
-    """A test that is a program (absltest and the like); its exit status is the result."""
+def py_test(name, data = [], size = "small", **kwargs):
+    """A test that is a program (absltest and the like); its exit status is the result.
+
+    A test of more than half a minute on an idle machine says size = "medium".
+    """
     native.py_test(
         name = name,
+        size = size,
         data = data + [_STAMP],
         python_version = "PY3",
         srcs_version = "PY3",
