@@ -19,6 +19,7 @@ from benchmarks.layer.layers import Layer
 _SLEEP_CYCLES = 500_000  # about 0.3 ms
 _GEMM_SIZE = 8192
 _PAUSE_SECONDS = 0.05
+_PLAN_EVERY = 3
 
 
 class Clock:
@@ -55,7 +56,7 @@ class Times:
     """Median milliseconds."""
 
     forward: float
-    planned_forward: float  # with the plan (routing table) made anew
+    planned_forward: float | None  # with the plan (routing table) made anew; None: too few turns
     host: float  # of the host, in the call of the forward; beyond the sleep it delays the GPU
     forward_backward: float | None  # None: the layer has no backward
 
@@ -90,13 +91,15 @@ def measure_layers(
     clock, order = Clock(device), random.Random(0)
     forward = {layer.name: [] for layer in layers}
     planned, both, host = ({name: [] for name in forward} for _ in range(3))
-    # Each iteration: without the plan, with it.
+    # Every iteration without the plan, every third one with it.
     turns = [(layer, with_plan) for layer in layers for with_plan in (False, True)]
     for layer in layers:
         layer.plan()
     for iteration in range(warm_ups + iterations):
         order.shuffle(turns)
         for layer, with_plan in turns:
+            if with_plan and iteration % _PLAN_EVERY != 0:
+                continue
             has_backward = layer.name not in forward_only and not with_plan
             times = time_pass(layer, clock, with_plan, has_backward)
             if iteration < warm_ups:
@@ -110,7 +113,7 @@ def measure_layers(
     return {
         name: Times(
             _median_of_slowest(forward[name], device),
-            _median_of_slowest(planned[name], device),
+            _median_of_slowest(planned[name], device) if planned[name] else None,
             _median_of_slowest(host[name], device),
             _median_of_slowest(both[name], device) if both[name] else None,
         )

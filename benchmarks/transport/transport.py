@@ -75,6 +75,8 @@ def copy_engine() -> list[Transfer]:
 
 GROUPS = {"sweep": sweep, "skewed": skewed, "told": told, "copy_engine": copy_engine}
 
+_GROUP = flags.DEFINE_multi_enum("group", list(GROUPS), list(GROUPS), "What to time.")
+
 
 @dataclasses.dataclass
 class Result:
@@ -156,9 +158,9 @@ def write_plot(path: str, results: list[Result]) -> None:
     pyplot.close(figure)
 
 
-def measure(gpus: TwoGpus, console: rich.console.Console) -> list[Result]:
+def measure(gpus: TwoGpus, groups: list[str], console: rich.console.Console) -> list[Result]:
     """Every transfer is checked, then timed, in random order."""
-    work = [(group, transfer) for group, make in GROUPS.items() for transfer in make()]
+    work = [(group, transfer) for group in groups for transfer in GROUPS[group]()]
     order = list(range(len(work)))
     random.Random(0).shuffle(order)
     results = {}
@@ -177,9 +179,11 @@ def main(argv: list[str]) -> None:
     path = _LIBRARY.value or str(pathlib.Path(__file__).parent / "libtransport.so")
     gpus = TwoGpus(Library(path), _MAX_ROWS, Transfer("pull", "bulk").row_bytes)
     console = rich.console.Console(width=150)
-    results = measure(gpus, console)
+    results = measure(gpus, _GROUP.value, console)
     round_trip = gpus.flag_round_trip_us()
-    console.print(sweep_table(results))
+    swept = "sweep" in _GROUP.value
+    if swept:
+        console.print(sweep_table(results))
     console.print(list_table(results))
     console.print(f"flag to the other GPU and back: {round_trip:.2f} us")
     if _JSON.value:
@@ -190,7 +194,7 @@ def main(argv: list[str]) -> None:
             "transfers": [result.record() for result in results],
         }
         pathlib.Path(_JSON.value).write_text(json.dumps(document, indent=1) + "\n")
-    if _PLOT.value:
+    if _PLOT.value and swept:
         write_plot(_PLOT.value, results)
 
 
