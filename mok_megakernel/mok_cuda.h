@@ -54,6 +54,7 @@ typedef struct MokCudaMemory {
   int64_t record_bytes;    /* page-locked host memory, mapped into the device, zero */
   int64_t x_offset;        /* of the staged x [max_tokens, H] in the heap, -1 if ep_size is 1. A
                               forward whose x lies there already saves the copy */
+  int64_t error_scratch_bytes; /* device memory of one mok_cuda_report_error */
 } MokCudaMemory;
 MOK_API int32_t mok_cuda_memory(const MokCudaOptions* options, MokCudaMemory* memory);
 
@@ -160,6 +161,22 @@ typedef struct MokCudaForwardArgs {
 /* Collective: the whole layer. Tensors are aligned to 16 bytes. */
 MOK_API int32_t mok_cuda_forward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                  const MokCudaForwardArgs* args);
+
+typedef struct MokCudaErrorArgs {
+  int64_t struct_size;
+  int32_t code; /* a MokStatusCode other than MOK_OK, which the other ranks get too */
+  /* 1: the other ranks queue a schedule and then a forward, which this rank joins without work, so
+   * that they do not wait for it. 0: they queue a schedule only. */
+  int32_t joins_forward;
+  void* scratch; /* [error_scratch_bytes] */
+  void* stream;  /* cudaStream_t */
+} MokCudaErrorArgs;
+
+/* Takes the place of this rank's mok_cuda_schedule_build (and forward) when its caller has found an
+ * error: the other ranks' batch has no routes, and their next call or mok_cuda_check returns `code`
+ * and names this rank. All ranks have GPUs of their own. There is no such thing for a forward whose
+ * schedule this rank has built: there the others run into their timeout. */
+MOK_API int32_t mok_cuda_report_error(MokCudaWorkspace* workspace, const MokCudaErrorArgs* args);
 
 /* ---- Matrix product ----------------------------------------------------------------------- */
 

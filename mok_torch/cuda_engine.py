@@ -193,15 +193,23 @@ class CudaEngine:
         """Waits for everything queued on the current stream."""
         torch.cuda.current_stream(self.device).synchronize()
 
-    def report_error(self, operation: int, code: int, message: str):
-        """Tells ranks that share this GPU; those with GPUs of their own find out by waiting."""
-        del operation
-        if not self.shares_device:
+    def report_error(self, operation: int, code: int, message: str, whole_call: bool = False):
+        """Takes this rank's place in the schedule (and forward) that the other ranks queue.
+
+        In a forward whose schedule this rank has built there is no such place: ranks with GPUs of
+        their own find out by waiting.
+        """
+        if self.shares_device:
+            kinds = {_C.INVALID_ARGUMENT: ValueError, _C.TYPE_MISMATCH: TypeError}
+            self._group.exchange(kinds.get(code, RuntimeError)(message), self._timeout_seconds)
             return
-        kind = {_C.INVALID_ARGUMENT: ValueError, _C.TYPE_MISMATCH: TypeError}.get(
-            code, RuntimeError
-        )
-        self._group.exchange(kind(message), self._timeout_seconds)
+        if operation != _C.OP_SCHEDULE or torch.cuda.is_current_stream_capturing():
+            return
+        args = _C.CudaErrorArgs()
+        args.code, args.joins_forward = code, int(whole_call)
+        scratch = self.scratch(self.memory.error_scratch_bytes)
+        args.scratch, args.stream = scratch.data_ptr(), stream_address(self.device)
+        self._engine.report_error(args)
 
     def info(self) -> dict[str, int]:
         """Bytes of the heap and of what else lives between calls."""

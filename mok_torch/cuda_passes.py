@@ -90,24 +90,33 @@ def _layer_struct(plan: Plan, num_tokens: int, experts: tuple[int, int, int]) ->
 
 
 def build_schedule(
-    workspace: Workspace, plan: Plan, routes: Tensor, num_local_experts: int, num_experts: int
+    workspace: Workspace,
+    plan: Plan,
+    routes: Tensor,
+    num_local_experts: int,
+    num_experts: int,
+    whole_call: bool,
 ) -> CudaSchedule:
     """Queues the schedule of int64 or int32 routes [T, K]. Collective.
 
     num_experts: E, which the kernel compares on all ranks; 0: what the ranks' experts add up to.
+    whole_call: see Workspace.reporting_errors.
     """
     engine = workspace.engine
-    # Before anything of this call is queued: a rank that stops here is met by nobody half-way.
-    engine.check()
-    first_expert, num_experts = engine.owned_experts(num_local_experts, num_experts)
-    layer = _layer_struct(plan, routes.shape[0], (num_local_experts, first_expert, num_experts))
-    memory = engine.layer_memory(layer)
-    if memory.schedule_bytes > 4 * plan.schedule_words:
-        raise RuntimeError(
-            f"the schedule takes {memory.schedule_bytes} bytes, planned {4 * plan.schedule_words}"
-        )
-    words = torch.empty(plan.schedule_words, dtype=torch.int32, device=engine.device)
-    scratch = engine.scratch(memory.schedule_scratch_bytes)
+    # What earlier kernels found is raised before anything of this call is queued. A rank that
+    # raises is replaced in this call, so that the ranks stay in step wherever each of them raises.
+    with workspace.reporting_errors(_C.OP_SCHEDULE, whole_call):
+        engine.check()
+        first_expert, num_experts = engine.owned_experts(num_local_experts, num_experts)
+        layer = _layer_struct(plan, routes.shape[0], (num_local_experts, first_expert, num_experts))
+        memory = engine.layer_memory(layer)
+        if memory.schedule_bytes > 4 * plan.schedule_words:
+            raise RuntimeError(
+                f"the schedule takes {memory.schedule_bytes} bytes, planned "
+                f"{4 * plan.schedule_words}"
+            )
+        words = torch.empty(plan.schedule_words, dtype=torch.int32, device=engine.device)
+        scratch = engine.scratch(memory.schedule_scratch_bytes)
     args = _C.CudaScheduleArgs()
     args.topk_idx, args.topk_idx_bytes = routes.data_ptr(), routes.element_size()
     args.schedule, args.scratch = words.data_ptr(), scratch.data_ptr()

@@ -94,7 +94,7 @@ def moe_forward(
     owner = _find_workspace(workspace, x, topk_idx)
     routed = (w_gate, w_up, w_down)
     shared = (shared_w_gate, shared_w_up, shared_w_down, shared_scale)
-    with owner.reporting_errors(_C.OP_SCHEDULE):
+    with owner.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
         plan = Plan(*plan)
         _refuse_forward_mode("moe_forward", _INPUT_NAMES, (x, topk_weight, *routed, *shared))
         limit = check_swiglu_limit(swiglu_limit)
@@ -103,7 +103,9 @@ def moe_forward(
         owner.require_room("x", layer.num_tokens)
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
-    schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts, plan.num_experts)
+    schedule = passes.build_schedule(
+        owner, plan, routes, layer.num_local_experts, plan.num_experts, whole_call=True
+    )
     passes.run_forward(LayerCall(owner, plan, schedule, layer, ring, limit), out)
     return out, passes.save_schedule(schedule, plan.schedule_words), *ring
 

@@ -188,6 +188,24 @@ def hear_of_errors(rank, folder):
     with pytest.raises(ValueError, match="rank 1, token 7, k 0: expected -1 to 7, got 8"):
         workspace.check()
     assert torch.equal(moe(*arguments, workspace=workspace), expected)
+    # What one rank refuses, the other one hears of; it need not wait.
+    begin = time.monotonic()
+    if rank == 0:
+        with pytest.raises(TypeError, match=r"topk_weight: expected torch\.float32"):
+            moe(
+                *arguments[:2],
+                arguments[2].double(),
+                *arguments[3:],
+                workspace=workspace,
+                num_experts=8,
+            )
+    else:
+        moe(*arguments, workspace=workspace, num_experts=8)
+        with pytest.raises(TypeError, match="rank 0 could not take part in the call"):
+            workspace.check()
+    workspace.check()
+    assert time.monotonic() - begin < 2
+    assert torch.equal(moe(*arguments, workspace=workspace, num_experts=8), expected)
     with pytest.raises(ValueError, match="num_experts: 11 experts split evenly over 2 ranks are"):
         moe(*arguments, workspace=workspace, num_experts=11)
     workspace.check()

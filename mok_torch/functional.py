@@ -159,7 +159,7 @@ def _reporting_errors(workspace):
         return contextlib.nullcontext()
     if not isinstance(workspace, Workspace):
         raise TypeError(f"workspace: expected a Workspace or None, got {type(workspace).__name__}")
-    return workspace.reporting_errors(_C.OP_SCHEDULE)
+    return workspace.reporting_errors(_C.OP_SCHEDULE, whole_call=True)
 
 
 def _check_types(tensors, shared, config, swiglu_limit):

@@ -305,7 +305,7 @@ class MoELayer(nn.Module):
     def _raise_on_every_rank(self, problem: Exception) -> NoReturn:
         """Raises here and in the other ranks, which are waiting for this one in their forwards."""
         if self._workspace is not None:
-            with self._workspace.reporting_errors(_C.OP_SCHEDULE):
+            with self._workspace.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
                 raise problem
         # The first forward: they are in get_workspace, whose first exchange takes an exception. It
         # must be one that can be pickled and made from a text.

@@ -189,13 +189,20 @@ class Workspace:
             self._create_engine(agreed)
 
     @contextlib.contextmanager
-    def reporting_errors(self, operation: int):
-        """Sends an error that the block raises to the ranks that enter `operation` meanwhile."""
+    def reporting_errors(self, operation: int, whole_call: bool = False):
+        """Sends an error that the block raises to the ranks that enter `operation` meanwhile.
+
+        whole_call: of a schedule: they go on to the forward without meeting again in between.
+        """
         try:
             yield
         except Exception as error:
             if self.ep_size > 1:
-                self.engine.report_error(operation, _status_of(error), str(error))
+                report = (operation, _status_of(error), str(error))
+                if self.device.type == "cuda":
+                    self.engine.report_error(*report, whole_call)
+                else:
+                    self.engine.report_error(*report)
             raise
 
     def is_usable(self) -> bool:

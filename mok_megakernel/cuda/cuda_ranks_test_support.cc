@@ -234,6 +234,17 @@ int32_t CudaRanks::Forward(int index, int32_t part) {
   return mok_cuda_forward(rank.workspace, &rank.layer, &rank.forward);
 }
 
+int32_t CudaRanks::ReportError(int index, int32_t code) {
+  Rank& rank = ranks_[index];
+  MokCudaErrorArgs args{};
+  SetSize(args);
+  args.code = code;
+  args.joins_forward = 1;
+  args.scratch = Allocate(rank.device, rank.memory.error_scratch_bytes, "error scratch");
+  args.stream = rank.stream;
+  return mok_cuda_report_error(rank.workspace, &args);
+}
+
 void CudaRanks::QueueAll() {
   const int num_ranks = data_.spec.ep_size();
   const bool whole = options_.own_devices || num_ranks == 1;

@@ -33,6 +33,8 @@ class CudaRanks {
   // One rank's call; returns the C API's code.
   int32_t BuildSchedule(int rank, int32_t part = MOK_CUDA_WHOLE);
   int32_t Forward(int rank, int32_t part = MOK_CUDA_WHOLE);
+  // In place of both.
+  int32_t ReportError(int rank, int32_t code);
 
   // Replaces the expert ids [T, K] of the whole batch.
   void SetIds(const std::vector<int64_t>& ids);

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cmath>
 
+#include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
+#include "mok_megakernel/cuda/join_pass.h"
 #include "mok_megakernel/cuda/stage_rows.h"
 #include "mok_schedule/device/launch_schedule.h"
 
@@ -88,10 +90,9 @@ Status CudaWorkspace::Check() {
   return error;
 }
 
-Status CudaWorkspace::BuildSchedule(const MokCudaLayer& layer, const MokCudaScheduleArgs& args) {
-  MOK_RETURN_IF_ERROR(CheckPart(args.part, MOK_CUDA_BUILD, MOK_CUDA_BUILD));
-  MOK_RETURN_IF_ERROR(args.part == MOK_CUDA_BUILD ? CheckUsable() : Check());
-  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
+StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& plan,
+                                                           const MokCudaLayer& layer,
+                                                           const MokCudaScheduleArgs& args) const {
   MOK_RETURN_IF_ERROR(CheckPointer("args.schedule", args.schedule));
   MOK_RETURN_IF_ERROR(CheckPointer("args.scratch", args.scratch));
   if (args.topk_idx == nullptr && layer.num_tokens > 0) {
@@ -99,7 +100,11 @@ Status CudaWorkspace::BuildSchedule(const MokCudaLayer& layer, const MokCudaSche
   }
   ScheduleParams params = {};
   params.tokens = {args.topk_idx, layer.num_tokens, args.topk_idx_bytes};
-  params.layer = {shape_.rank, shape_.ep_size, shape_.topk, layer.num_experts, layer.first_expert};
+  params.layer.rank = shape_.rank;
+  params.layer.ep_size = shape_.ep_size;
+  params.layer.topk = shape_.topk;
+  params.layer.num_experts = layer.num_experts;
+  params.layer.first_expert = layer.first_expert;
   params.exchange = {state_layout_.At<std::byte*>(state_, CudaStateLayout::kScheduleRegions),
                      heap_.schedule()};
   params.schedule = plan.schedule.At(args.schedule);
@@ -112,8 +117,45 @@ Status CudaWorkspace::BuildSchedule(const MokCudaLayer& layer, const MokCudaSche
   params.steps = args.part == MOK_CUDA_STAGE   ? ScheduleSteps::kStage
                  : args.part == MOK_CUDA_BUILD ? ScheduleSteps::kBuild
                                                : ScheduleSteps::kAll;
+  return params;
+}
+
+Status CudaWorkspace::BuildSchedule(const MokCudaLayer& layer, const MokCudaScheduleArgs& args) {
+  MOK_RETURN_IF_ERROR(CheckPart(args.part, MOK_CUDA_BUILD, MOK_CUDA_BUILD));
+  MOK_RETURN_IF_ERROR(args.part == MOK_CUDA_BUILD ? CheckUsable() : Check());
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
+  MOK_ASSIGN_OR_RETURN(const ScheduleParams params, MakeScheduleParams(plan, layer, args));
   return LaunchSchedule(GetScheduleKernel(), params,
                         {plan.schedule_grid_blocks, shape_.device, args.stream});
+}
+
+Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
+  if (args.code <= MOK_OK || args.code > MOK_INTERNAL) {
+    return InvalidArgumentError("args.code: expected an error of MokStatusCode, got ", args.code);
+  }
+  MOK_RETURN_IF_ERROR(CheckUsable());
+  if (shape_.ep_size == 1) return OkStatus();
+  const MokCudaLayer layer = CudaErrorLayer();
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
+  MokCudaScheduleArgs schedule = {};
+  schedule.topk_idx_bytes = sizeof(int64_t);
+  schedule.schedule = args.scratch;
+  schedule.scratch = static_cast<std::byte*>(args.scratch) +
+                     RoundUp<int64_t>(plan.schedule.bytes(), MOK_CUDA_ALIGNMENT);
+  MOK_ASSIGN_OR_RETURN(ScheduleParams params, MakeScheduleParams(plan, layer, schedule));
+  params.layer.failure = static_cast<StatusCode>(args.code);
+  MOK_RETURN_IF_ERROR(LaunchSchedule(GetScheduleKernel(), params,
+                                     {plan.schedule_grid_blocks, shape_.device, args.stream}));
+  if (args.joins_forward == 0) return OkStatus();
+  JoinPassParams join = {};
+  join.meeting.rank = shape_.rank;
+  join.meeting.num_ranks = shape_.ep_size;
+  for (int32_t rank = 0; rank < shape_.ep_size; ++rank) {
+    join.meeting.flags_of_rank[rank] =
+        heap_.At<uint64_t>(heap_of_rank_[static_cast<size_t>(rank)], CudaHeapLayout::kFlags);
+  }
+  join.state = plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses)).state;
+  return LaunchJoinPass(join, shape_.device, args.stream);
 }
 
 Status CudaWorkspace::StageX(const MokCudaForwardArgs& args, int64_t num_tokens) const {

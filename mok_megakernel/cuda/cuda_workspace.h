@@ -27,12 +27,15 @@ class CudaWorkspace {
 
   Status BuildSchedule(const MokCudaLayer& layer, const MokCudaScheduleArgs& args);
   Status Forward(const MokCudaLayer& layer, const MokCudaForwardArgs& args);
+  Status ReportError(const MokCudaErrorArgs& args);
 
  private:
   CudaWorkspace(const CudaWorkspaceShape& shape, void* const* heap_of_rank, void* state,
                 CudaRecords* records);
 
   void* own_heap() const { return heap_of_rank_[static_cast<size_t>(shape_.rank)]; }
+  StatusOr<ScheduleParams> MakeScheduleParams(const CudaLayerPlan& plan, const MokCudaLayer& layer,
+                                              const MokCudaScheduleArgs& args) const;
   Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens) const;
   Status CheckForward(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                       const MokCudaForwardArgs& args) const;

@@ -84,4 +84,17 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
       ForwardScratchLayout(shape, config)};
 }
 
+MokCudaLayer CudaErrorLayer() {
+  MokCudaLayer layer = {};
+  layer.num_experts = 1;
+  layer.intermediate = 8;
+  return layer;
+}
+
+StatusOr<int64_t> CudaErrorScratchBytes(const CudaWorkspaceShape& workspace) {
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(workspace, CudaErrorLayer()));
+  return RoundUp<int64_t>(plan.schedule.bytes(), MOK_CUDA_ALIGNMENT) +
+         plan.schedule_scratch.bytes();
+}
+
 }  // namespace mok

@@ -29,4 +29,9 @@ struct CudaLayerPlan {
 StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
                                       const MokCudaLayer& layer);
 
+// A rank that reports an error takes part as one without tokens and experts.
+MokCudaLayer CudaErrorLayer();
+// Scratch of its schedule, which comes first, and of the kernel.
+StatusOr<int64_t> CudaErrorScratchBytes(const CudaWorkspaceShape& workspace);
+
 }  // namespace mok

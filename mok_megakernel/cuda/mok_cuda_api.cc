@@ -62,6 +62,7 @@ Status FillMemory(const MokCudaOptions* options, MokCudaMemory* memory) {
   if (memory == nullptr) return NullPointer("memory");
   MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaMemory", memory->struct_size, sizeof(*memory)));
   const CudaHeapLayout heap(shape);
+  MOK_ASSIGN_OR_RETURN(memory->error_scratch_bytes, CudaErrorScratchBytes(shape));
   memory->heap_bytes = static_cast<int64_t>(heap.bytes());
   memory->heap_zero_bytes = static_cast<int64_t>(heap.zero_bytes());
   memory->state_bytes = static_cast<int64_t>(CudaStateLayout(shape).bytes());
@@ -168,6 +169,15 @@ int32_t mok_cuda_forward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
   return mok::GuardCall(
       workspace, layer, args, "MokCudaForwardArgs",
       [&](mok::CudaWorkspace& checked) { return checked.Forward(*layer, *args); });
+}
+
+int32_t mok_cuda_report_error(MokCudaWorkspace* workspace, const MokCudaErrorArgs* args) {
+  return mok::GuardApi([&]() -> mok::Status {
+    if (workspace == nullptr) return mok::NullPointer("workspace");
+    if (args == nullptr) return mok::NullPointer("args");
+    MOK_RETURN_IF_ERROR(mok::CheckStructSize("MokCudaErrorArgs", args->struct_size, sizeof(*args)));
+    return workspace->workspace.ReportError(*args);
+  });
 }
 
 int32_t mok_cuda_matmul(const MokMatmulArgs* args, int32_t device, void* stream) {

@@ -121,22 +121,29 @@ TEST(MokCudaTest, SettingsChangeNoBit) {
 // that a call has to write is full of NaN before.
 TEST(MokCudaTest, CallsFollowEachOtherWithOtherRoutes) {
   const LayerSpec spec = SmallLayer();
-  StartCase({1, 0.1});
   const LayerData data(spec);
   CudaRanksOptions options;
   options.own_devices = true;
-  CudaRanks ranks(data, options);
   const std::vector<std::function<int64_t(int64_t, int)>> routings = {
       nullptr, [](int64_t, int) { return 3; }, [](int64_t, int) { return -1; },
       [](int64_t token, int k) { return token % 3 == 0 ? -1 : (token + k) % 4; }};
+  std::vector<LayerData> batches;
+  std::vector<Tensor> expected;
   for (const auto& routing : routings) {
     LayerSpec routed = spec;
     routed.route = routing;
-    LayerData expected = data;
-    expected.topk_idx = LayerData(routed).topk_idx;
-    ranks.SetIds(expected.topk_idx);
+    batches.push_back(data);
+    batches.back().topk_idx = LayerData(routed).topk_idx;
+    expected.push_back(RunOnce(batches.back(), options));
+    const ReferenceResult reference = RunReference(ReferenceInputsOf(batches.back()));
+    EXPECT_LE(WorstRowError(expected.back(), reference.out, spec.hidden), kRowTolerance);
+  }
+  StartCase({1, 0.1});
+  CudaRanks ranks(data, options);
+  for (size_t i = 0; i < routings.size(); ++i) {
+    ranks.SetIds(batches[i].topk_idx);
     ranks.Poison();
-    ExpectCorrect(expected, RunQueued(ranks), "routing");
+    EXPECT_EQ(RunQueued(ranks), expected[i]) << "routing " << i;
   }
 }
 
@@ -215,6 +222,39 @@ TEST(MokCudaTest, AMissingRankIsNamedForEver) {
       EXPECT_EQ(ranks.Forward(0), MOK_DEADLINE_EXCEEDED);
       EXPECT_EQ(mok_cuda_check(ranks.workspace(0)), MOK_DEADLINE_EXCEEDED);
     }
+  }
+}
+
+// What one rank's caller refuses reaches the others: nobody waits, and the next call works.
+TEST(MokCudaTest, ARankReportsAnErrorToTheOthers) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {9, 20, 4};
+  spec.experts = {2, 1, 1};
+  const LayerData data(spec);
+  CudaRanksOptions options;
+  options.own_devices = true;
+  const Tensor expected = RunOnce(data, options);
+  for (int failing = 0; failing < 3; ++failing) {
+    StartCase({1, 0.1});
+    CudaRanks ranks(data, options);
+    ranks.Poison();
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == failing) {
+        EXPECT_EQ(ranks.ReportError(rank, MOK_TYPE_MISMATCH), MOK_OK) << mok_last_error();
+        continue;
+      }
+      EXPECT_EQ(ranks.BuildSchedule(rank), MOK_OK) << mok_last_error();
+      EXPECT_EQ(ranks.Forward(rank), MOK_OK) << mok_last_error();
+    }
+    EXPECT_EQ(runtime::Synchronize(), OkStatus());
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)),
+                rank == failing ? MOK_OK : MOK_TYPE_MISMATCH);
+      if (rank == failing) continue;
+      EXPECT_EQ(mok_last_error(),
+                StrCat("rank ", failing, " could not take part in the call: see its error"));
+    }
+    EXPECT_EQ(RunQueued(ranks), expected);
   }
 }
 

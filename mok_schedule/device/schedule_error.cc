@@ -20,6 +20,10 @@ Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record) {
       return InvalidArgumentError("experts of rank ", record.rank, ": expected to ",
                                   "start where the ranks below end, at ", record.expected,
                                   ", and to end at the number of experts; got ", record.observed);
+    case ScheduleErrorKind::kRankFailed:
+      return Status(
+          static_cast<StatusCode>(record.observed),
+          StrCat("rank ", record.rank, " could not take part in the call: see its error"));
   }
   return InternalError("schedule error record of kind ", static_cast<int>(record.kind));
 }

@@ -10,13 +10,14 @@ namespace mok {
 enum class ScheduleErrorKind : int32_t {
   kNone,
   kExpertId,      // an id outside [-1, E); the route was treated as "no route"
-  kTopk,          // ranks disagree on K; the table was left empty, as for the other two
+  kTopk,          // ranks disagree on K; the table was left empty, as for the other three
   kNumExperts,    // ranks disagree on E
   kExpertRanges,  // the ranks' experts are not consecutive ranges that end at E
+  kRankFailed,    // a rank has announced that it cannot take part; it records nothing itself
 };
 
-// In mapped host memory, one per rank, zero before first use. The first error is kept until the host
-// sets `state` back to 0; every rank records the same one.
+// In mapped host memory, one per rank, zero before first use. The first error is kept until the
+// host sets `state` back to 0; every rank records the same one.
 struct ScheduleErrorRecord {
   uint32_t state;  // 0: nothing, 1: being written, 2: complete
   ScheduleErrorKind kind;
@@ -24,11 +25,11 @@ struct ScheduleErrorRecord {
   int32_t k;         // kExpertId: the route is number k of `token`
   int64_t token;     // kExpertId
   int64_t expected;  // kExpertId, kNumExperts: E; kTopk: K; kExpertRanges: the range's first expert
-  int64_t observed;  // the id, or what the rank announced
+  int64_t observed;  // the id, or what the rank announced; kRankFailed: its StatusCode
 };
 
-// Ok when nothing was recorded; kOutOfRange for an id, kInvalidArgument for ranks that disagree.
-// Call when the kernel has ended.
+// Ok when nothing was recorded; kOutOfRange for an id, kInvalidArgument for ranks that disagree,
+// the announced code for a rank that cannot take part. Call when the kernel has ended.
 Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record);
 
 // What a block of the kernel waits for: DeviceWaitRecord::task_kind. The record's task is the rank

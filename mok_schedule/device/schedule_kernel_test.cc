@@ -175,6 +175,27 @@ TEST(ScheduleKernelTest, InvalidIdsAreRecordedOnEveryRank) {
   }
 }
 
+// A rank that cannot take part leaves nobody waiting: the others get empty schedules and its code.
+TEST(ScheduleKernelTest, ARankThatCannotTakePartIsRecordedByTheOthers) {
+  for (int failing = 0; failing < 3; ++failing) {
+    StartCase(1);
+    ScheduleRanks ranks(SmallConfig({{0, 2, 4, 8}}, 4, 10), 1);
+    ranks.SetBatch(ScheduleBatch(3, std::vector<int64_t>(40, 1)), 0);
+    ranks.params(failing).layer.failure = StatusCode::kTypeMismatch;
+    ranks.params(failing).layer.first_expert = 5;
+    ranks.Launch(0);
+    ASSERT_EQ(runtime::Synchronize(), OkStatus());
+    for (int rank = 0; rank < 3; ++rank) {
+      const Status status = CheckScheduleErrorRecord(ranks.error(rank));
+      EXPECT_EQ(status.code(), rank == failing ? StatusCode::kOk : StatusCode::kTypeMismatch);
+      EXPECT_EQ(ranks.schedule(rank, 0).result->num_row_blocks, 0);
+    }
+    const Status status = CheckScheduleErrorRecord(ranks.error(failing == 0 ? 1 : 0));
+    EXPECT_EQ(status.message(),
+              StrCat("rank ", failing, " could not take part in the call: see its error"));
+  }
+}
+
 // Ranks that disagree get empty schedules and the same error.
 TEST(ScheduleKernelTest, DisagreementIsRecordedOnEveryRank) {
   const auto message = [](auto change) {

@@ -6,6 +6,7 @@
 
 #include "mok_core/bits.h"
 #include "mok_core/device/wait_record.h"
+#include "mok_core/status.h"
 #include "mok_schedule/device/device_schedule.h"
 #include "mok_schedule/device/schedule_error.h"
 #include "mok_schedule/device/schedule_exchange.h"
@@ -16,8 +17,8 @@ namespace mok {
 inline constexpr int kMaxScheduleExperts = 2048;  // local ones
 inline constexpr int kMaxScheduleRanks = 256;
 
-// In device memory, one per workspace, zero before the first launch. Only the epoch lives on from one
-// batch to the next, so that a captured graph can be replayed.
+// In device memory, one per workspace, zero before the first launch. Only the epoch lives on from
+// one batch to the next, so that a captured graph can be replayed.
 struct ScheduleState {
   uint64_t epoch;            // batches that have been built
   uint64_t staged_blocks;    // blocks that have staged their part of the rank's ids
@@ -59,6 +60,9 @@ struct ScheduleParams {
     int32_t topk;
     int32_t num_experts;   // E
     int32_t first_expert;  // of this rank
+    // Not kOk: this rank cannot take part in the batch. Its tokens and experts do not count, nobody
+    // gets any rows, and the other ranks record it.
+    StatusCode failure = StatusCode::kOk;
   } layer;
   struct Exchange {
     std::byte* const* regions;  // [ep_size] in device memory: every rank's region

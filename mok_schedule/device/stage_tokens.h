@@ -40,7 +40,8 @@ MOK_DEVICE void Announce(const ScheduleParams& p, Storage& s) {
                                  p.layer.topk,
                                  p.layer.num_experts,
                                  p.layer.first_expert,
-                                 p.schedule.num_local_experts};
+                                 p.schedule.num_local_experts,
+                                 static_cast<int32_t>(p.layer.failure)};
   const ScheduleExchangeLayout& layout = p.exchange.layout;
   for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
     std::byte* region = p.exchange.regions[rank];
@@ -108,7 +109,9 @@ MOK_DEVICE int64_t Disagreement(const ScheduleHeader* headers, int rank, int ep_
       rank == 0 ? 0 : headers[rank - 1].first_expert + headers[rank - 1].num_local_experts;
   const int32_t end = header.first_expert + header.num_local_experts;
   ScheduleErrorKind kind = ScheduleErrorKind::kNone;
-  if (header.topk != first.topk) {
+  if (header.failure != 0) {
+    kind = ScheduleErrorKind::kRankFailed;
+  } else if (header.topk != first.topk) {
     kind = ScheduleErrorKind::kTopk;
   } else if (header.num_experts != first.num_experts) {
     kind = ScheduleErrorKind::kNumExperts;

@@ -24,6 +24,7 @@ MOK_DEVICE void RecordErrors(const ScheduleParams& p, Storage& s, int64_t disagr
   invalid = BlockMinimum(s.scratch, invalid);
   const bool disagree = disagreement != kNoRoute;
   if (Thread() != 0 || (!disagree && invalid.order == kNoRoute)) return;
+  if (p.layer.failure != StatusCode::kOk) return;
   if (LoadRelaxedSys(&p.error->state) != 0) return;
   const auto rank = static_cast<int32_t>(disagree ? disagreement / 8 : invalid.order);
   const ScheduleHeader& header = headers[rank];
@@ -47,6 +48,10 @@ MOK_DEVICE void RecordErrors(const ScheduleParams& p, Storage& s, int64_t disagr
       error.expected =
           rank == 0 ? 0 : headers[rank - 1].first_expert + headers[rank - 1].num_local_experts;
       error.observed = header.first_expert;
+      break;
+    case ScheduleErrorKind::kRankFailed:
+      error.expected = 0;
+      error.observed = header.failure;
       break;
     default:
       error.token = header.invalid_route / p.layer.topk;

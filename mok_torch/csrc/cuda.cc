@@ -40,7 +40,8 @@ void BindCudaSizes(py::module_& module) {
       .def_readonly("heap_zero_bytes", &MokCudaMemory::heap_zero_bytes)
       .def_readonly("state_bytes", &MokCudaMemory::state_bytes)
       .def_readonly("record_bytes", &MokCudaMemory::record_bytes)
-      .def_readonly("x_offset", &MokCudaMemory::x_offset);
+      .def_readonly("x_offset", &MokCudaMemory::x_offset)
+      .def_readonly("error_scratch_bytes", &MokCudaMemory::error_scratch_bytes);
   module.def(
       "cuda_memory",
       [](const MokCudaOptions& options) {
@@ -101,6 +102,15 @@ void BindCudaArgs(py::module_& module) {
   DefAddress<&MokCudaForwardArgs::stream>(forward, "stream");
 }
 
+void BindCudaErrors(py::module_& module) {
+  py::class_<MokCudaErrorArgs> error(module, "CudaErrorArgs");
+  error.def(py::init(&MakeStruct<MokCudaErrorArgs>))
+      .def_readwrite("code", &MokCudaErrorArgs::code)
+      .def_readwrite("joins_forward", &MokCudaErrorArgs::joins_forward);
+  DefAddress<&MokCudaErrorArgs::scratch>(error, "scratch");
+  DefAddress<&MokCudaErrorArgs::stream>(error, "stream");
+}
+
 CudaWorkspaceHandle CreateCudaWorkspace(const MokCudaOptions& options,
                                         const std::vector<uintptr_t>& heap_of_rank, uintptr_t state,
                                         uintptr_t records) {
@@ -124,6 +134,7 @@ CudaWorkspaceHandle CreateCudaWorkspace(const MokCudaOptions& options,
 void BindCuda(py::module_& module) {
   BindCudaSizes(module);
   BindCudaArgs(module);
+  BindCudaErrors(module);
   py::class_<CudaWorkspaceHandle>(module, "CudaWorkspace")
       .def(py::init(&CreateCudaWorkspace), py::arg("options"), py::arg("heap_of_rank"),
            py::arg("state"), py::arg("records"))
@@ -152,7 +163,13 @@ void BindCuda(py::module_& module) {
              const MokCudaForwardArgs& args) {
             RaiseIfError(mok_cuda_forward(self.get(), &layer, &args));
           },
-          py::arg("layer"), py::arg("args"), "Collective.");
+          py::arg("layer"), py::arg("args"), "Collective.")
+      .def(
+          "report_error",
+          [](const CudaWorkspaceHandle& self, const MokCudaErrorArgs& args) {
+            RaiseIfError(mok_cuda_report_error(self.get(), &args));
+          },
+          py::arg("args"), "In place of build_schedule, and of forward if args say so.");
   module.def(
       "cuda_matmul",
       [](const MokMatmulArgs& args, int32_t device, uintptr_t stream) {
