@@ -186,6 +186,7 @@ TEST_F(CollectiveTest, RanksDisagreeOnIsa) {
 
 TEST_F(CollectiveTest, RanksDisagreeOnTheCall) {
   ExpectAllOk(Schedules());
+  ExpectAllOk(Forwards());
   const std::string text =
       "ranks disagree on the collective call: rank 0 called forward, rank 1 called backward";
   ExpectEverywhere(OnRanks([&](int index) {
@@ -223,6 +224,49 @@ TEST_F(CollectiveTest, RanksDisagreeOnTheSchedule) {
       "forward: ranks disagree on schedule (fingerprint of all ranks' routes): rank 0 has ";
   EXPECT_EQ(outcomes[0].text.substr(0, begin.size()), begin);
   ExpectEverywhere(outcomes, MOK_INVALID_ARGUMENT, outcomes[0].text);
+  ExpectWorks();
+}
+
+TEST_F(CollectiveTest, RanksDisagreeOnDifferentiation) {
+  ExpectAllOk(Schedules());
+  rank(1).forward_args.differentiated = 1;
+  ExpectEverywhere(Forwards(), MOK_INVALID_ARGUMENT,
+                   "forward: ranks disagree on differentiation (grad mode, and an input that "
+                   "requires a gradient): rank 0 has no, rank 1 has yes");
+  for (int index = 0; index < 3; ++index) rank(index).forward_args.differentiated = 1;
+  ExpectWorks();
+  rank(2).forward_args.differentiated = 2;
+  ExpectEverywhere(Forwards(), MOK_INVALID_ARGUMENT,
+                   "rank 2: differentiated: expected 0 or 1, got 2");
+}
+
+// Same sizes, other tokens: only the contents of the ring can tell.
+TEST_F(CollectiveTest, ContextOfAnotherBatch) {
+  LayerSpec other_spec = SmallSpec();
+  other_spec.seed = 2;
+  const LayerData other_data(other_spec);
+  std::vector<std::unique_ptr<RankLayer>> others;
+  for (int index = 0; index < 3; ++index) {
+    others.push_back(std::make_unique<RankLayer>(other_data, index, RunOptions()));
+  }
+  ExpectAllOk(OnRanks([&](int index) {
+    RankLayer& other = *others[static_cast<size_t>(index)];
+    const int32_t code = other.BuildSchedule(workspaces_[index]);
+    return code == MOK_OK ? other.Forward(workspaces_[index]) : code;
+  }));
+  ExpectAllOk(Schedules());
+  ExpectAllOk(Forwards());
+  const MokContext own = rank(1).backward_args.context;
+  rank(1).backward_args.context = others[1]->backward_args.context;
+  const std::vector<Outcome> outcomes = Backwards();
+  const std::string begin = "rank 1: context.ring_x: row ";
+  EXPECT_EQ(outcomes[0].text.substr(0, begin.size()), begin);
+  ExpectEverywhere(outcomes, MOK_INVALID_ARGUMENT, outcomes[0].text);
+  // A context that says it holds nothing is not looked at.
+  for (int index = 0; index < 3; ++index) rank(index).backward_args.kept_macrobatches = 0;
+  ExpectAllOk(Backwards());
+  rank(1).backward_args.context = own;
+  for (int index = 0; index < 3; ++index) rank(index).backward_args.kept_macrobatches = 1;
   ExpectWorks();
 }
 

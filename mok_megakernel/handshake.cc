@@ -36,6 +36,8 @@ const char* FieldName(AgreedField field) {
       return "isa";
     case AgreedField::kNumExperts:
       return "num_experts";
+    case AgreedField::kDifferentiated:
+      return "differentiation (grad mode, and an input that requires a gradient)";
   }
   return "unknown field";
 }
@@ -48,6 +50,8 @@ std::string FieldText(AgreedField field, int64_t value) {
       return StrCat(BitCast<float>(static_cast<uint32_t>(value)));
     case AgreedField::kIsa:
       return IsaName(static_cast<Isa>(value));
+    case AgreedField::kDifferentiated:
+      return value != 0 ? "yes" : "no";
     default:
       return StrCat(value);
   }

@@ -29,9 +29,10 @@ enum class AgreedField : int32_t {
   kSharedIntermediate,
   kSwigluLimit,  // bits of the float
   kIsa,
-  kNumExperts,  // 0: not stated
+  kNumExperts,      // 0: not stated
+  kDifferentiated,  // 0 or 1
 };
-inline constexpr int kNumAgreedFields = 10;
+inline constexpr int kNumAgreedFields = 11;
 
 // One rank's record. Plain bytes: it lies in memory shared between processes.
 struct HandshakeRecord {

@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a function changes its meaning. */
-#define MOK_API_VERSION 1
+#define MOK_API_VERSION 2
 MOK_API int32_t mok_api_version(void);
 
 enum MokStatusCode {
@@ -254,6 +254,11 @@ typedef struct MokForwardArgs {
   MokLayer layer;
   MokContext context; /* written */
   void* out;          /* [T, H], written; may not overlap x */
+  /* 1: the caller's automatic differentiation will run the backward of this call; the same on
+   * every rank, because a rank that did not would let the others wait in their backward. 0: it
+   * does not, or the caller sees to that itself. Changes nothing else. */
+  int32_t differentiated;
+  int32_t reserved; /* 0 */
 } MokForwardArgs;
 
 /* Collective: the whole layer. On an error out and the context hold anything. */
@@ -274,7 +279,7 @@ typedef struct MokBackwardArgs {
   int64_t struct_size;
   MokLayer layer;     /* as given to the forward */
   MokContext context; /* as left by the forward; its ring is overwritten when there are several
-                         macrobatches */
+                         macrobatches. A ring whose rows are not x's is refused (a sample is read) */
   const void* d_out;  /* [T, H] */
   /* 1: the context is the forward's. 0: its contents are lost (activation checkpointing, or a ring
    * that a backward has consumed): everything is recomputed from x. Same bits. */

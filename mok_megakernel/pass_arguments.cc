@@ -1,7 +1,11 @@
 #include "mok_megakernel/pass_arguments.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 
+#include "mok_core/dtype.h"
 #include "mok_megakernel/api_error.h"
 #include "mok_megakernel/engine_config.h"
 
@@ -74,6 +78,34 @@ Status CheckContext(const Schedule& schedule, const MokLayer& layer, const MokCo
   return CheckPointer("context.shared_up", context.shared_up, has_shared);
 }
 
+// What tells one layer's ring from another's of the same sizes: of each local expert the first row
+// in the ring that is a token of this rank, which must have that token's bits. A ring that passes may
+// still be a wrong one (another layer's on the same x, or no row of this rank's).
+Status CheckRingHoldsX(const WorkspaceShape& shape, const Schedule& schedule,
+                       const MokBackwardArgs& args) {
+  if (args.kept_macrobatches == 0) return OkStatus();
+  const RoutingTable& table = schedule.table;
+  const auto row_bytes = static_cast<size_t>(shape.hidden * ElementBytes(shape.dtype));
+  const auto* x = static_cast<const std::byte*>(args.layer.x);
+  const auto* ring_x = static_cast<const std::byte*>(args.context.ring_x);
+  for (int expert = 0; expert < table.num_local_experts; ++expert) {
+    const auto e = static_cast<size_t>(expert);
+    const int64_t begin = int64_t{table.expert_block_begin[e]} * kRowBlock;
+    const int64_t end = std::min(begin + table.expert_rows[e], schedule.ring_rows);
+    for (int64_t row = begin; row < end; ++row) {
+      const auto r = static_cast<size_t>(row);
+      if (table.source_rank[r] != shape.rank) continue;
+      const auto token = static_cast<size_t>(table.source_route[r] / shape.topk);
+      if (std::memcmp(ring_x + r * row_bytes, x + token * row_bytes, row_bytes) != 0) {
+        return InvalidArgumentError("context.ring_x: row ", row, " is not token ", token,
+                                    " of x; is the context of another layer, batch or schedule?");
+      }
+      break;
+    }
+  }
+  return OkStatus();
+}
+
 Status CheckGradDType(const char* name, const MokWeightGrads& grads, DType dtype) {
   const bool any = grads.gate != nullptr || grads.up != nullptr || grads.down != nullptr;
   if (!any || grads.dtype == MOK_FP32 || (grads.dtype == MOK_BF16 && dtype == DType::kBf16)) {
@@ -91,6 +123,9 @@ Status CheckForwardArgs(const WorkspaceShape&, const Schedule& schedule,
   MOK_RETURN_IF_ERROR(CheckStructSize("MokForwardArgs", args->struct_size, sizeof(*args)));
   MOK_RETURN_IF_ERROR(CheckLayer(schedule, args->layer));
   MOK_RETURN_IF_ERROR(CheckContext(schedule, args->layer, args->context));
+  if (args->differentiated != 0 && args->differentiated != 1) {
+    return InvalidArgumentError("differentiated: expected 0 or 1, got ", args->differentiated);
+  }
   return CheckPointer("out", args->out, schedule.num_tokens > 0);
 }
 
@@ -115,7 +150,8 @@ Status CheckBackwardArgs(const WorkspaceShape& shape, const Schedule& schedule,
                                 args->kept_macrobatches);
   }
   MOK_RETURN_IF_ERROR(CheckGradDType("d_routed", args->d_routed, shape.dtype));
-  return CheckGradDType("d_shared", args->d_shared, shape.dtype);
+  MOK_RETURN_IF_ERROR(CheckGradDType("d_shared", args->d_shared, shape.dtype));
+  return CheckRingHoldsX(shape, schedule, *args);
 }
 
 }  // namespace mok

@@ -273,6 +273,7 @@ Status PrepareForward(Workspace& workspace, const EngineConfig& config, const Sc
                       const MokForwardArgs& args, PreparedPass* pass) {
   MOK_RETURN_IF_ERROR(Prepare(
       workspace, config, {Pass::kForward, schedule, args.layer, args.context, nullptr, 1}, pass));
+  pass->record[AgreedField::kDifferentiated] = args.differentiated;
   const LayerShape& shape = pass->params.shape;
   pass->params.tokens.reduced = Rows(args.out, shape.num_tokens, shape.hidden, shape.dtype);
   return OkStatus();

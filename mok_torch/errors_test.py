@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from mok_torch import InProcessGroup, RankTimeoutError, functional
+from mok_torch import _C, InProcessGroup, RankTimeoutError, ResourceExhaustedError, functional
 from mok_torch.functional import MoKConfig, SharedExpert, create_workspace, moe
 from mok_torch.self_test import Case, run_on_ranks
 from mok_torch.test_support import routed_batch
@@ -38,7 +38,7 @@ WRONG = {
     "x device": (
         lambda a: {"x": a["x"].to("meta")},
         ValueError,
-        "x: expected device cpu, got meta",
+        "x: expected device cpu or cuda, got meta",
     ),
     "x layout": (lambda a: {"x": a["x"].to_sparse()}, TypeError, "x: expected layout"),
     "x scalar": (lambda a: {"x": a["x"][0, 0]}, ValueError, "x: expected at least 1 dim"),
@@ -202,6 +202,15 @@ def test_wrong_output_gradient_of_one_of_two_ranks():
             backward(out[:3] if rank == 1 else out)
         with pytest.raises(TypeError, match=r"d_output: expected torch.bfloat16"):
             backward(out.float() if rank == 0 else out)
+        # A recomputation meets nobody: its error comes with the others' backward.
+        if rank == 1:
+            with pytest.raises(ValueError, match="x: expected the schedule's 12 tokens, got 5"):
+                functional.recompute_forward_context(
+                    None, workspace, schedule, *(t[:5] for t in tensors[:2]), *tensors[2:]
+                )
+        else:
+            with pytest.raises(ValueError, match="rank 1: x: expected the schedule's 12 tokens"):
+                backward(out)
         for one, other in zip(backward(out), expected, strict=True):
             assert torch.equal(one, other)
 
@@ -237,6 +246,77 @@ def test_ranks_that_disagree_about_the_layer(field):
     run_on_ranks(on_rank, 2)
 
 
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_ranks_that_disagree_about_differentiation(grad_mode):
+    """Else the rank that wants gradients would wait in its backward for one that has none."""
+
+    def on_rank(member, rank):
+        workspace = create_workspace(CONFIG, member, num_local_tokens=12, hidden_size=32, topk=2)
+        arguments = _rank_arguments(rank)
+        x = arguments["x"].requires_grad_()
+
+        def call(differentiated):
+            if grad_mode:  # and the input requires no gradient
+                inputs = arguments | {"x": x if differentiated else x.detach()}
+                return moe(**inputs, workspace=workspace)
+            with torch.set_grad_enabled(differentiated):
+                return moe(**arguments, workspace=workspace)
+
+        expected = call(True)
+        with pytest.raises(ValueError, match=r"disagree on differentiation .* has no, rank 1 has"):
+            call(rank == 1)
+        assert torch.equal(call(False), expected)
+        call(True).sum().backward()
+        assert x.grad.isfinite().all()
+
+    run_on_ranks(on_rank, 2)
+
+
+def test_a_gradient_of_any_input_is_enough():
+    """Which inputs have one is each rank's own affair."""
+
+    def on_rank(member, rank):
+        workspace = create_workspace(CONFIG, member, num_local_tokens=12, hidden_size=32, topk=2)
+        arguments = _rank_arguments(rank)
+        leaf = arguments["x" if rank == 0 else "w_down"].requires_grad_()
+        moe(**arguments, workspace=workspace).sum().backward()
+        assert leaf.grad.isfinite().all()
+
+    run_on_ranks(on_rank, 2)
+
+
+class _UnforeseenError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error, kind, text",
+    [
+        (NotImplementedError("no"), NotImplementedError, "rank 1: no"),
+        (MemoryError("none"), ResourceExhaustedError, "rank 1: none"),
+        (UnicodeError("text"), ValueError, "rank 1: text"),
+        (RuntimeError("plain"), RuntimeError, "rank 1: plain"),
+        (_UnforeseenError("who"), RuntimeError, "rank 1: _UnforeseenError: who"),
+    ],
+    ids=lambda value: getattr(type(value), "__name__", None),
+)
+def test_the_class_of_an_error_on_other_ranks(error, kind, text):
+    def on_rank(member, rank):
+        workspace = create_workspace(CONFIG, member, num_local_tokens=12, hidden_size=32, topk=2)
+        arguments = _rank_arguments(rank)
+        if rank == 1:
+            with pytest.raises(type(error)) as caught, workspace.reporting_errors(_C.OP_SCHEDULE):
+                raise error
+            assert caught.value is error
+        else:
+            with pytest.raises(kind) as caught:
+                moe(**arguments, workspace=workspace)
+            assert type(caught.value) is kind and str(caught.value) == text
+        moe(**arguments, workspace=workspace)
+
+    run_on_ranks(on_rank, 2)
+
+
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -246,8 +326,8 @@ def test_ranks_that_disagree_about_the_layer(field):
         ({"hidden_size": 33}, "hidden_size: expected a multiple of 8, got 33"),
         ({"num_local_tokens": -1}, "num_local_tokens: expected 0 to"),
         ({"device": "meta"}, "device: expected cpu"),
-        ({"device": "garbage"}, "device: expected cpu, got 'garbage'"),
-        ({"device": None}, "device: expected cpu, got None"),
+        ({"device": "garbage"}, "device: expected cpu or cuda, got 'garbage'"),
+        ({"device": None}, "device: expected cpu or cuda, got None"),
     ],
 )
 @pytest.mark.parametrize("create", [functional.create_workspace, functional.get_workspace])
@@ -292,16 +372,16 @@ def test_forward_mode_on_one_rank_raises_on_every_rank():
         workspace = create_workspace(CONFIG, member, num_local_tokens=12, hidden_size=32, topk=2)
         arguments = _rank_arguments(rank)
         expected = moe(**arguments, workspace=workspace)
+        wrong = arguments
         if rank == 1:
-            with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-                dual = forward_ad.make_dual(arguments["x"], torch.ones_like(arguments["x"]))
-                moe(**(arguments | {"x": dual}), workspace=workspace)
-        else:
-            with pytest.raises(RuntimeError, match=r"rank 1.*forward-mode"):
-                moe(**arguments, workspace=workspace)
+            x = arguments["x"]
+            wrong = arguments | {"x": forward_ad.make_dual(x, torch.ones_like(x))}
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            moe(**wrong, workspace=workspace)
         assert torch.equal(moe(**arguments, workspace=workspace), expected)
 
-    run_on_ranks(on_rank, 2)
+    with forward_ad.dual_level():
+        run_on_ranks(on_rank, 2)
 
 
 def test_a_rank_that_does_not_come_is_named():

@@ -199,15 +199,17 @@ def recompute_forward_context(
     """A context in place of one that was dropped after its forward: same bits in the backward.
 
     Nothing is computed here and no rank is met: the backward refills the ring, between its own
-    exchanges, which is cheaper than a second forward. Arguments as in forward.
+    exchanges, which is cheaper than a second forward. Arguments as in forward. An error reaches the
+    other ranks in their backward.
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
-    _plan_of_call(config, schedule)
-    limit = check_swiglu_limit(swiglu_limit)
-    layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
-    ring = passes.new_ring(layer, schedule.plan.ring_rows)
+    with workspace.reporting_errors(_C.OP_BACKWARD):
+        _plan_of_call(config, schedule)
+        limit = check_swiglu_limit(swiglu_limit)
+        layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
+        ring = passes.new_ring(layer, schedule.plan.ring_rows)
     return ForwardContext(ring, kept_macrobatches=0, swiglu_limit=limit)
 
 

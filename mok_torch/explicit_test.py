@@ -323,7 +323,7 @@ WRONG_RINGS = {
     "device": (
         lambda ring: ring._replace(x=ring.x.to("meta")),
         ValueError,
-        "context.ring.x: expected device cpu, got meta",
+        "context.ring.x: expected device cpu or cuda, got meta",
     ),
     "expanded": (
         lambda ring: ring._replace(shared_up=ring.shared_up[:1].expand(ring.shared_up.shape)),
@@ -345,6 +345,16 @@ def test_a_ring_that_the_engine_may_not_touch(wrong):
     _, context = layer.forward()
     with pytest.raises(error, match=text):
         layer.backward(dataclasses.replace(context, ring=change(context.ring)))
+    assert_equal(layer.backward(context), layer.autograd()[1])
+
+
+def test_the_context_of_another_batch():
+    """Of the same sizes: only what lies in the ring can tell."""
+    layer = Layer()
+    other = Layer(dataclasses.replace(CASE, seed=1), workspace=layer.workspace)
+    (_, context), (_, wrong) = layer.forward(), other.forward()
+    with pytest.raises(ValueError, match=r"context.ring_x: row \d+ is not token \d+ of x; is the"):
+        layer.backward(wrong)
     assert_equal(layer.backward(context), layer.autograd()[1])
 
 

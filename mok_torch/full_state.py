@@ -71,7 +71,7 @@ def load_full_state_dict(module: nn.Module, state: dict[str, Tensor], strict: bo
             expected = (layer.num_experts, *parameter.shape[1:])
             if tuple(full.shape) != expected:
                 raise ValueError(
-                    f"{prefix}{name} must hold all experts, {list(expected)}, "
+                    f"{prefix}{name}: expected all experts, {list(expected)}, "
                     f"got {list(full.shape)}"
                 )
             state[prefix + name] = full[begin:end]

@@ -90,7 +90,8 @@ def moe(
 
     Differentiable once in x, topk_weight, all weights and shared.scale; works under torch.compile
     and activation checkpointing. With a workspace of several ranks the call and its backward are
-    collective: every rank calls them, in the same order, with any number of tokens.
+    collective: every rank calls them, in the same order, with any number of tokens, and a gradient
+    is wanted of some input either on every rank or on none.
 
     Under torch.autocast, x and all weights are cast to the autocast dtype (bfloat16); topk_weight
     and shared.scale stay fp32.
@@ -147,10 +148,20 @@ def _operator_inputs(arguments, shared, workspace, config, num_experts):
     if ep_size > 1:
         tokens = workspace.num_local_tokens * ep_size
     topk, num_local_experts = topk_idx.shape[-1], weights[0].shape[0]
-    plan = make_plan(config, ep_size, tokens, topk, num_local_experts, num_experts, device_type)
     tensors = (x, topk_weight, *weights, *(t for t in shared_weights if t is not None))
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if differentiated:
         refuse_cuda_gradients(x)
+    plan = make_plan(
+        config,
+        ep_size,
+        tokens,
+        topk,
+        num_local_experts,
+        num_experts,
+        device_type,
+        differentiated,
+    )
     return x, topk_idx, topk_weight, *weights, *shared_weights, handle, list(plan)
 
 

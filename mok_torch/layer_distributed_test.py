@@ -86,7 +86,7 @@ def check_wrong_input_raises_everywhere(rank, size):
         try:
             layer(x[:, :8] if rank == 1 else x)
         except ValueError as error:
-            assert "x must have shape [..., 32], got [20, 8]" in str(error)
+            assert "x: expected shape [..., 32], got [20, 8]" in str(error)
         else:
             raise AssertionError("no error")
         if attempt == 0:

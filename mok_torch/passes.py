@@ -171,6 +171,7 @@ def run_forward(call: LayerCall, out: Tensor):
     args = _C.ForwardArgs()
     call.fill(args)
     args.out = out.data_ptr()
+    args.differentiated = call.plan.differentiated
     config = call.engine_config(call.plan.fwd_num_comm)
     _C.forward(call.workspace.engine, config, call.schedule, args)
 

@@ -28,6 +28,7 @@ class Plan(NamedTuple):
       num_threads: 0: torch.get_num_threads(), shared by the ranks of the process.
       num_experts: E as the caller states it; 0: not stated.
       isa: index into _C.ISA_NAMES, -1: the best.
+      differentiated: 1: autograd will run the backward of this call, on every rank; else 0.
     """
 
     ring_rows: int
@@ -38,6 +39,7 @@ class Plan(NamedTuple):
     num_threads: int
     num_experts: int
     isa: int
+    differentiated: int
 
 
 def capacity_rows(num_tokens_total: int, topk: int, num_local_experts: int) -> int:
@@ -78,6 +80,7 @@ def make_plan(
     num_local_experts: int,
     num_experts: int | None = None,
     device_type: str = "cpu",
+    differentiated: bool = False,
 ) -> Plan:
     """The plan of a layer call; num_tokens_total is an upper bound over all ranks."""
     rows = ring_rows(config, ep_size, num_tokens_total, topk, num_local_experts)
@@ -96,6 +99,7 @@ def make_plan(
         num_threads=config.num_threads or 0,
         num_experts=0 if num_experts is None else num_experts,
         isa=-1 if config.isa is None else _C.ISA_NAMES.index(config.isa),
+        differentiated=int(differentiated),
     )
 
 

@@ -59,33 +59,33 @@ class RouterConfig:
         for name in ("num_experts", "top_k", "n_group", "topk_group"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
+                raise TypeError(f"{name}: expected an int, got {type(value).__name__}: {value!r}")
             if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"{name}: expected at least 1, got {value}")
         if self.scoring not in SCORINGS:
-            raise ValueError(f"scoring must be one of {SCORINGS}, got {self.scoring!r}")
+            raise ValueError(f"scoring: expected one of {SCORINGS}, got {self.scoring!r}")
         if self.num_experts % self.n_group:
             raise ValueError(
-                f"num_experts must be a multiple of n_group: {self.num_experts} experts, "
-                f"{self.n_group} groups"
+                f"num_experts: expected a multiple of n_group = {self.n_group}, got "
+                f"{self.num_experts}"
             )
         if self.topk_group > self.n_group:
             raise ValueError(
-                f"topk_group must be at most n_group = {self.n_group}, got {self.topk_group}"
+                f"topk_group: expected at most n_group = {self.n_group}, got {self.topk_group}"
             )
         eligible = self.topk_group * (self.num_experts // self.n_group)
         if self.top_k > eligible:
             raise ValueError(
-                f"top_k must be at most the {eligible} experts a token may visit "
+                f"top_k: expected at most the {eligible} experts a token may visit "
                 f"({self.topk_group} of {self.n_group} groups of {self.num_experts} experts), "
                 f"got {self.top_k}"
             )
         factor = self.routed_scaling_factor
         if isinstance(factor, bool) or not isinstance(factor, int | float):
-            raise TypeError(f"routed_scaling_factor must be a number, got {factor!r}")
+            raise TypeError(f"routed_scaling_factor: expected a number, got {factor!r}")
         if not math.isfinite(factor):
             raise ValueError(
-                f"routed_scaling_factor must be finite, got {self.routed_scaling_factor}"
+                f"routed_scaling_factor: expected a finite number, got {self.routed_scaling_factor}"
             )
         if self.expert_bias is None:
             object.__setattr__(self, "expert_bias", self.scoring != "softmax")
@@ -159,18 +159,19 @@ def route(logits: Tensor, config: RouterConfig, expert_bias: Tensor | None = Non
     """
     if logits.dim() != 2 or logits.shape[-1] != config.num_experts:
         raise ValueError(
-            f"logits must have shape [T, {config.num_experts}], got {list(logits.shape)}"
+            f"logits: expected shape [T, {config.num_experts}], got {list(logits.shape)}"
         )
     if logits.dtype != torch.float32:
-        raise TypeError(f"logits must be torch.float32, got {logits.dtype}")
+        raise TypeError(f"logits: expected torch.float32, got {logits.dtype}")
     if (expert_bias is not None) != config.expert_bias:
         raise ValueError(
-            f"expert_bias must {'' if config.expert_bias else 'not '}be given when "
-            f"config.expert_bias is {config.expert_bias}"
+            f"expert_bias: expected {'a tensor' if config.expert_bias else 'None'} when "
+            f"config.expert_bias is {config.expert_bias}, got "
+            f"{type(expert_bias).__name__}"
         )
     if expert_bias is not None and expert_bias.shape != (config.num_experts,):
         raise ValueError(
-            f"expert_bias must have shape [{config.num_experts}], got {list(expert_bias.shape)}"
+            f"expert_bias: expected shape [{config.num_experts}], got {list(expert_bias.shape)}"
         )
     scores = router_scores(logits, config.scoring)
     # Selection has no gradient; only the weights of the selected experts have one.
@@ -248,7 +249,7 @@ class Router(nn.Module):
             raise RuntimeError("this router has no expert bias: set RouterConfig.expert_bias")
         if load.shape != self.expert_bias.shape:
             raise ValueError(
-                f"load must have shape {list(self.expert_bias.shape)}, got {list(load.shape)}"
+                f"load: expected shape {list(self.expert_bias.shape)}, got {list(load.shape)}"
             )
         load = load.to(device=self.expert_bias.device, dtype=torch.float64)
         self.expert_bias += rate * torch.sign(load.mean() - load).float()

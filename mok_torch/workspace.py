@@ -19,6 +19,7 @@ from mok_torch import _C
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_engine import CudaEngine, cuda_device
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
+from mok_torch.errors import as_shared_error
 from mok_torch.groups import SingleRank, as_group
 
 # Stands for the cached workspace of one rank and the shapes at hand.
@@ -53,12 +54,7 @@ def check_integer(name: str, value, lowest: int, highest: int = 2**31 - 1):
 
 def _portable(answer: _Request | Exception) -> _Request | Exception:
     """The answer as any process can read it: an exception of another type may not survive."""
-    if isinstance(answer, _Request):
-        return answer
-    for kind in (TypeError, ValueError):
-        if isinstance(answer, kind):
-            return kind(str(answer))
-    return RuntimeError(f"{type(answer).__name__}: {answer}")
+    return answer if isinstance(answer, _Request) else as_shared_error(answer)[0]
 
 
 def _agree(group, make_request: Callable[[], _Request]) -> _Request:
@@ -198,7 +194,8 @@ class Workspace:
             yield
         except Exception as error:
             if self.ep_size > 1:
-                report = (operation, _status_of(error), str(error))
+                shared, code = as_shared_error(error)
+                report = (operation, code, str(shared))
                 if self.device.type == "cuda":
                     self.engine.report_error(*report, whole_call)
                 else:
@@ -248,12 +245,6 @@ class Workspace:
     def poison(self):
         """For tests: fills all memory of the workspace with NaN."""
         self.engine.poison()
-
-
-def _status_of(error: Exception) -> int:
-    if isinstance(error, TypeError):
-        return _C.TYPE_MISMATCH
-    return _C.INVALID_ARGUMENT if isinstance(error, ValueError) else _C.INTERNAL
 
 
 def create_workspace(

@@ -22,6 +22,8 @@ void BindMachine(py::module_& module) {
   module.attr("ISA_NAMES") = IsaNames();
   module.attr("INVALID_ARGUMENT") = static_cast<int32_t>(MOK_INVALID_ARGUMENT);
   module.attr("TYPE_MISMATCH") = static_cast<int32_t>(MOK_TYPE_MISMATCH);
+  module.attr("RESOURCE_EXHAUSTED") = static_cast<int32_t>(MOK_RESOURCE_EXHAUSTED);
+  module.attr("UNIMPLEMENTED") = static_cast<int32_t>(MOK_UNIMPLEMENTED);
   module.attr("INTERNAL") = static_cast<int32_t>(MOK_INTERNAL);
   module.attr("OP_SCHEDULE") = static_cast<int32_t>(MOK_OP_SCHEDULE);
   module.attr("OP_FORWARD") = static_cast<int32_t>(MOK_OP_FORWARD);

@@ -81,7 +81,8 @@ void BindPasses(py::module_& module) {
   py::class_<MokForwardArgs> forward(module, "ForwardArgs");
   forward.def(py::init(&MakeArgs<MokForwardArgs>))
       .def_readonly("layer", &MokForwardArgs::layer)
-      .def_readonly("context", &MokForwardArgs::context);
+      .def_readonly("context", &MokForwardArgs::context)
+      .def_readwrite("differentiated", &MokForwardArgs::differentiated);
   DefAddress<&MokForwardArgs::out>(forward, "out");
 
   py::class_<MokBackwardArgs> backward(module, "BackwardArgs");

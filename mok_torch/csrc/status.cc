@@ -29,6 +29,9 @@ void RaiseIfError(int32_t code) {
       throw py::value_error(text);
     case MOK_TYPE_MISMATCH:
       throw py::type_error(text);
+    case MOK_UNIMPLEMENTED:
+      PyErr_SetString(PyExc_NotImplementedError, text.c_str());
+      throw py::error_already_set();
     case MOK_DEADLINE_EXCEEDED:
       RaiseMokError("RankTimeoutError", text);
     case MOK_RESOURCE_EXHAUSTED:
