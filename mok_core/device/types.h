@@ -10,6 +10,11 @@ struct Index3 {
   uint32_t x = 1, y = 1, z = 1;
 };
 
+// 8 bytes in one load or store.
+struct alignas(8) Word2 {
+  uint32_t x, y;
+};
+
 // 16 bytes, the widest load or store of one thread.
 struct alignas(16) Word4 {
   uint32_t x, y, z, w;

@@ -114,6 +114,11 @@ MOK_DEVICE void UseMemory(const InstructionParams& p) {
   StoreVector(p.vectors_out, LoadNonCoherent(p.vectors));
   StoreVectorStreaming(p.vectors_out + 1, LoadVector(p.vectors));
   StoreVector(p.vectors_out + 2, LoadVectorStreaming(p.vectors));
+  float values[4] = {};
+  LoadVectorIf(p.floats[0] > 0, p.vectors, values);
+  p.floats[1] = values[3];
+  StoreVectorStreaming(reinterpret_cast<Word2*>(p.vectors_out + 3),
+                       LoadVector(reinterpret_cast<const Word2*>(p.vectors)));
 }
 
 MOK_DEVICE void UseMathAndTime(const InstructionParams& p) {

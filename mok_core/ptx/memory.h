@@ -268,6 +268,31 @@ MOK_DEVICE Word4 LoadVector(const Word4* global) {
   return value;
 }
 
+// ld.global.v4 of four aligned floats if `condition`, else nothing: a load without a branch, for
+// registers that a wgmma accumulates into (ptxas serialises multiplies whose accumulators come
+// from different paths).
+MOK_DEVICE void LoadVectorIf(bool condition, const Word4* global, float (&values)[4]) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
+      : "l"(global), "r"(static_cast<int>(condition))
+      : "memory");
+}
+
+// ld.global.v2 of 8 aligned bytes.
+MOK_DEVICE Word2 LoadVector(const Word2* global) {
+  Word2 value;
+  asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(global)
+               : "memory");
+  return value;
+}
+
 // ld.global.cs.v4: read once, likely not again.
 MOK_DEVICE Word4 LoadVectorStreaming(const Word4* global) {
   Word4 value;
@@ -276,6 +301,12 @@ MOK_DEVICE Word4 LoadVectorStreaming(const Word4* global) {
                : "l"(global)
                : "memory");
   return value;
+}
+
+// st.global.cs.v2 of 8 aligned bytes: written once, likely not read again soon.
+MOK_DEVICE void StoreVectorStreaming(Word2* global, Word2 value) {
+  asm volatile("st.global.cs.v2.b32 [%0], {%1, %2};" ::"l"(global), "r"(value.x), "r"(value.y)
+               : "memory");
 }
 
 // st.global.v4 of 16 aligned bytes.

@@ -63,7 +63,7 @@ struct InputGradEpilogue {
 // What becomes of a weight gradient's fp32 sum.
 struct WeightGradEpilogue {
   void* out;  // [rows, columns] of out_dtype; not touched with carry_out, nor, when accumulating,
-              // by a tile without rows of K and without carry_in
+              // by a tile without rows of K
   int64_t out_stride;
   DType out_dtype;  // kBf16 or kFp32
   bool accumulate;  // out += sum: one fp32 addition, rounded once to out_dtype
@@ -160,18 +160,20 @@ struct WeightGradShape {
 struct WeightGradPlace {
   int32_t expert;  // of the output
   int32_t row;     // first row in A and B
-  int32_t rows;    // >= 0; the rows behind the last one, up to a multiple of kTileK, may hold
-                   // anything, but exist in A and B or lie beyond their ends
+  int32_t rows;    // >= 0, with a carry >= 1; the rows behind the last one, up to a multiple of
+                   // kTileK, may hold anything, but exist in A and B or lie beyond their ends
   bool carry_in, carry_out;
 };
 
 namespace gemm_internal {
 
 template <class Config>
-MOK_HOST_DEVICE constexpr void SetTileSize(int32_t rows, int32_t rest_columns, ProductTile& tile) {
-  tile.rows = rows;
-  tile.columns = rest_columns < Config::kTileN ? rest_columns : Config::kTileN;
-  tile.b_halves = tile.columns > Config::kHalfN ? 2 : 1;
+MOK_HOST_DEVICE constexpr int32_t TileColumns(int32_t width, int32_t column) {
+  return width - column < Config::kTileN ? width - column : Config::kTileN;
+}
+template <class Config>
+MOK_HOST_DEVICE constexpr int32_t HalvesOfB(int32_t columns) {
+  return columns > Config::kHalfN ? 2 : 1;
 }
 
 }  // namespace gemm_internal
@@ -181,6 +183,7 @@ template <class Config>
 MOK_HOST_DEVICE void FillDownGrad(const DownGradMatrices& m, const RowBlockPlace& place,
                                   int32_t tile, BackwardTask& task) {
   const int32_t column = tile * Config::kTileN;
+  const int32_t columns = gemm_internal::TileColumns<Config>(m.intermediate, column);
   const int32_t tiles = (m.intermediate + Config::kTileN - 1) / Config::kTileN;
   const int64_t offset = int64_t{place.row} * m.intermediate + column;
   task.kind = BackwardGemm::kDownGrad;
@@ -192,8 +195,10 @@ MOK_HOST_DEVICE void FillDownGrad(const DownGradMatrices& m, const RowBlockPlace
                   .b_column = column,
                   .b_expert = place.expert,
                   .first_k = 0,
-                  .last_k = Config::kTileK};
-  gemm_internal::SetTileSize<Config>(place.rows, m.intermediate - column, task.product);
+                  .last_k = Config::kTileK,
+                  .rows = place.rows,
+                  .columns = columns,
+                  .b_halves = gemm_internal::HalvesOfB<Config>(columns)};
   task.down_grad = {.gate = &m.gate,
                     .up = &m.up,
                     .router_weight = m.router_weight + int64_t{place.row} * m.router_weight_step,
@@ -212,6 +217,7 @@ template <class Config>
 MOK_HOST_DEVICE void FillInputGrad(const InputGradMatrices& m, const RowBlockPlace& place,
                                    int32_t tile, BackwardTask& task) {
   const int32_t column = tile * Config::kTileN;
+  const int32_t columns = gemm_internal::TileColumns<Config>(m.hidden, column);
   task.kind = BackwardGemm::kInputGrad;
   task.product = {.a = {&m.d_gate, &m.d_up},
                   .b = {&m.gate, &m.up},
@@ -221,8 +227,10 @@ MOK_HOST_DEVICE void FillInputGrad(const InputGradMatrices& m, const RowBlockPla
                   .b_column = column,
                   .b_expert = place.expert,
                   .first_k = 0,
-                  .last_k = Config::kTileK};
-  gemm_internal::SetTileSize<Config>(place.rows, m.hidden - column, task.product);
+                  .last_k = Config::kTileK,
+                  .rows = place.rows,
+                  .columns = columns,
+                  .b_halves = gemm_internal::HalvesOfB<Config>(columns)};
   task.input_grad = {m.d_x + int64_t{place.row} * m.hidden + column, m.hidden};
 }
 
@@ -234,6 +242,7 @@ MOK_HOST_DEVICE void FillWeightGrad(const WeightGradMatrices& m, const WeightGra
   const auto at = shape.Find(tile);
   const int32_t row = at.tile_m * Config::kTileM, column = at.tile_n * Config::kTileN;
   const int32_t rest = m.m - row, blocks = KBlocks<Config>(place.rows);
+  const int32_t columns = gemm_internal::TileColumns<Config>(m.n, column);
   task.kind = BackwardGemm::kWeightGrad;
   task.product = {.a = {&m.a, &m.a},
                   .b = {&m.b, &m.b},
@@ -243,9 +252,10 @@ MOK_HOST_DEVICE void FillWeightGrad(const WeightGradMatrices& m, const WeightGra
                   .b_column = column,
                   .b_expert = 0,
                   .first_k = place.row,
-                  .last_k = place.rows - (blocks - 1) * Config::kTileK};
-  gemm_internal::SetTileSize<Config>(rest < Config::kTileM ? rest : Config::kTileM, m.n - column,
-                                     task.product);
+                  .last_k = place.rows - (blocks - 1) * Config::kTileK,
+                  .rows = rest < Config::kTileM ? rest : Config::kTileM,
+                  .columns = columns,
+                  .b_halves = gemm_internal::HalvesOfB<Config>(columns)};
   const int64_t offset = (int64_t{place.expert} * m.m + row) * m.n + column;
   task.weight_grad = {
       .out = static_cast<unsigned char*>(m.out) + offset * ElementBytes(m.out_dtype),
@@ -254,7 +264,9 @@ MOK_HOST_DEVICE void FillWeightGrad(const WeightGradMatrices& m, const WeightGra
       .accumulate = m.accumulate,
       .carry_in = place.carry_in,
       .carry_out = place.carry_out,
-      .carry = m.carry + int64_t{tile} * kCarryTileElements<Config>};
+      .carry = place.carry_in || place.carry_out
+                   ? m.carry + int64_t{tile} * kCarryTileElements<Config>
+                   : nullptr};
 }
 
 }  // namespace mok

@@ -69,8 +69,8 @@ enum class BackwardBug : int {
   kNoQuadTranspose,
   kCarryIgnored,
   kCarryStoredToOutput,
-  kAddsNothing,        // accumulate overwrites
-  kAccumulatesNoRows,  // a tile without rows rounds or spoils the output
+  kAddsNothing,            // accumulate overwrites
+  kOverwritesWithoutRows,  // zeros in an accumulated output
   kCount
 };
 

@@ -2,77 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <thread>
 
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
+#include "mok_gemm/sm90/test_numbers.h"
 
 namespace mok::testing {
 namespace {
 
-constexpr uint16_t kNan = 0x7FC1;
-constexpr uint16_t kPoison = 0xFFFF;
 constexpr double kTensorTolerance = 4e-3, kRowTolerance = 2e-2;
 
-// splitmix64 (Steele, Lea and Flood, 2014): any element on its own, so that threads can share.
-uint64_t Hash(uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-  return x ^ x >> 31;
-}
-
-// About normal, unit variance: the sum of four uniform numbers of 16 bits.
-float Normal(uint64_t key) {
-  const uint64_t bits = Hash(key);
-  int sum = 0;
-  for (int i = 0; i < 4; ++i) sum += static_cast<int>(bits >> 16 * i & 0xFFFF);
-  return static_cast<float>(sum - 131070) / 37837.2f;
-}
-
-double Value(uint16_t bits) { return ToFloat(BFloat16{bits}); }
-
 void Check(const Status& status) { MOK_CHECK(status.ok()) << status; }
-
-void ParallelFor(int64_t count, int num_threads, const std::function<void(int64_t)>& body) {
-  if (count <= 1 || num_threads <= 1) {
-    for (int64_t i = 0; i < count; ++i) body(i);
-    return;
-  }
-  std::vector<std::thread> threads;
-  for (int t = 0; t < num_threads; ++t) {
-    threads.emplace_back([&, t] {
-      for (int64_t i = t; i < count; i += num_threads) body(i);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-std::vector<uint16_t> Normals(size_t count, uint64_t seed, float scale) {
-  constexpr size_t kChunk = size_t{1} << 20;
-  std::vector<uint16_t> values(count);
-  auto fill = [&](int64_t chunk) {
-    const size_t begin = static_cast<size_t>(chunk) * kChunk;
-    for (size_t i = begin; i < std::min(begin + kChunk, count); ++i) {
-      values[i] = RoundToBFloat16(scale * Normal(seed << 40 ^ i)).bits;
-    }
-  };
-  const auto chunks = static_cast<int64_t>(CeilDiv(count, kChunk));
-  ParallelFor(chunks, static_cast<int>(std::thread::hardware_concurrency()), fill);
-  return values;
-}
-
-struct ErrorSums {
-  double difference = 0, reference = 0;
-  void Add(double actual, double exact) {
-    difference += (actual - exact) * (actual - exact);
-    reference += exact * exact;
-  }
-  double Relative() const {
-    return reference > 0 ? std::sqrt(difference / reference) : std::sqrt(difference);
-  }
-};
 
 }  // namespace
 
@@ -99,7 +39,7 @@ GemmTestProblem::GemmTestProblem(const GemmTestSpec& spec) : spec_(spec) {
   a_ = Normals(rows_ * a_stride_, spec.seed, 1.0f);
   for (int64_t row = 0; row < rows_; ++row) {
     const auto begin = a_.begin() + row * a_stride_;
-    std::fill(begin + (expert_of_row_[row] < 0 ? 0 : spec.k), begin + a_stride_, kNan);
+    std::fill(begin + (expert_of_row_[row] < 0 ? 0 : spec.k), begin + a_stride_, kNanBits);
   }
   const float scale = 1 / std::sqrt(static_cast<float>(spec.k));
   for (int i = 0; i < (spec.epilogue == GemmEpilogue::kSwiGlu ? 2 : 1); ++i) {
@@ -192,10 +132,10 @@ std::string GemmTestProblem::FindStrayWrite(const Output& output) const {
     for (int64_t column = 0; column < out_stride_; ++column) {
       const uint16_t bits = output.host[row * out_stride_ + column];
       const bool valid = used && column < spec_.width;
-      if (!valid && bits != kPoison) {
+      if (!valid && bits != kPoisonBits) {
         return StrCat(output.name, "[", row, ", ", column, "] was written");
       }
-      if (valid && std::isnan(Value(bits))) {
+      if (valid && std::isnan(BFloat16Value(bits))) {
         return StrCat(output.name, "[", row, ", ", column, "] is NaN");
       }
     }
@@ -207,7 +147,7 @@ double GemmTestProblem::Exact(int weights, int64_t row, int expert, int64_t colu
   const uint16_t* a = &a_[row * a_stride_];
   const uint16_t* b = &weights_[weights][(expert * spec_.width + column) * spec_.k];
   double sum = 0;
-  for (int64_t k = 0; k < spec_.k; ++k) sum += Value(a[k]) * Value(b[k]);
+  for (int64_t k = 0; k < spec_.k; ++k) sum += BFloat16Value(a[k]) * BFloat16Value(b[k]);
   return sum;
 }
 
@@ -220,14 +160,13 @@ std::string GemmTestProblem::CompareProducts(const std::vector<Output>& outputs,
     ParallelFor(static_cast<int64_t>(sample.size()), num_threads, [&](int64_t s) {
       const int64_t row = sample[s];
       for (int64_t column = 0; column < spec_.width; ++column) {
-        rows[s].Add(Value(outputs[i].host[row * out_stride_ + column]),
+        rows[s].Add(BFloat16Value(outputs[i].host[row * out_stride_ + column]),
                     Exact(i, row, expert_of_row_[row], column));
       }
     });
     ErrorSums all;
     for (size_t s = 0; s < sample.size(); ++s) {
-      all.difference += rows[s].difference;
-      all.reference += rows[s].reference;
+      all.Add(rows[s]);
       if (!(rows[s].Relative() <= kRowTolerance)) {
         return StrCat(outputs[i].name, " row ", sample[s], ": error ", rows[s].Relative());
       }
@@ -245,9 +184,9 @@ std::string GemmTestProblem::CompareHidden(const std::vector<Output>& outputs) c
     if (expert_of_row_[row] < 0) continue;
     for (int64_t column = 0; column < spec_.width; ++column) {
       const int64_t i = row * out_stride_ + column;
-      const double g = std::min(Value(outputs[0].host[i]), limit);
-      const double u = std::clamp(Value(outputs[1].host[i]), -limit, limit);
-      const double exact = g / (1 + std::exp(-g)) * u, actual = Value(outputs[2].host[i]);
+      const double g = std::min(BFloat16Value(outputs[0].host[i]), limit);
+      const double u = std::clamp(BFloat16Value(outputs[1].host[i]), -limit, limit);
+      const double exact = g / (1 + std::exp(-g)) * u, actual = BFloat16Value(outputs[2].host[i]);
       if (!(std::fabs(actual - exact) <= 0x1.01p-8 * std::fabs(exact) + 1e-35)) {
         return StrCat("h[", row, ", ", column, "] = ", actual, ", expected ", exact);
       }

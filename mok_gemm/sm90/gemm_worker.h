@@ -124,8 +124,10 @@ class GemmConsumer {
     static constexpr bool kIsMn = kMajor == OperandMajor::kMn;
     static constexpr uint64_t kDescriptor = OperandDescriptorSm90(
         kIsMn ? MnMajorLayout(Swizzle::k128, Config::kTileK) : KMajorLayout(Swizzle::k128));
+    static constexpr bool kStepsByRows =
+        kIsMn && Config::kBackwardBug != BackwardBug::kMnStepOfKMajor;
     static constexpr uint32_t kStepBytes =
-        kInstructionK * (kIsMn ? static_cast<uint32_t>(Swizzle::k128) : 2);
+        kInstructionK * (kStepsByRows ? static_cast<uint32_t>(Swizzle::k128) : 2);
   };
   struct KMajorOperands {
     using A = Operand<OperandMajor::kK>;

@@ -35,11 +35,11 @@ MOK_DEVICE uint32_t SwiGluPacked(uint32_t gate, uint32_t up, float limit) {
                       SwiGlu(HighBFloat16(gate), HighBFloat16(up), limit));
 }
 
-// The gradients of h for one element, h being the rounded value. d_hidden includes the row's
-// weight. A gradient is zero where the clamp is active (a value equal to the limit is not clamped:
+// h (the bits of SwiGlu) and the gradients of one element; d_hidden includes the row's weight. A
+// gradient is zero where the clamp is active (a value equal to the limit is not clamped:
 // torch.clamp's convention); a NaN stays a NaN.
 struct SwiGluGradient {
-  float d_gate, d_up;
+  float hidden, d_gate, d_up;
 };
 MOK_DEVICE SwiGluGradient SwiGluBackward(float g, float u, float d_hidden, float limit) {
   const float gate = ClampAbove(g, limit), up = ClampBoth(u, limit);
@@ -47,7 +47,7 @@ MOK_DEVICE SwiGluGradient SwiGluBackward(float g, float u, float d_hidden, float
   const float derivative = MultiplyAdd(silu, 1.0f - sigmoid, sigmoid);  // of silu
   const float d_gate = Multiply(Multiply(d_hidden, up), derivative);
   const float d_up = Multiply(d_hidden, silu);
-  return {g > limit ? 0.0f : d_gate, u > limit || u < -limit ? 0.0f : d_up};
+  return {Multiply(silu, up), g > limit ? 0.0f : d_gate, u > limit || u < -limit ? 0.0f : d_up};
 }
 
 }  // namespace mok

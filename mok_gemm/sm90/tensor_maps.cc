@@ -26,6 +26,33 @@ TensorMapSpec Bf16Map(const BFloat16* base) {
 constexpr uint32_t kBoxColumns = 64;  // Sm90GemmConfig::kTileK: one swizzle span
 constexpr uint32_t kBoxRows = 64;     // Sm90GemmConfig::kWarpgroupM
 
+Status CheckWeights(const WeightMatrix& matrix, int64_t multiple_of_n) {
+  MOK_RETURN_IF_ERROR(CheckExtent("weight experts", matrix.experts, 1));
+  MOK_RETURN_IF_ERROR(CheckExtent("weight n", matrix.n, multiple_of_n));
+  MOK_RETURN_IF_ERROR(CheckExtent("weight k", matrix.k, 8));
+  if (matrix.experts * matrix.n >= kMaxExtent) {
+    return InvalidArgumentError("weight experts * n = ", matrix.experts * matrix.n,
+                                ": expected less than 2^31");
+  }
+  return OkStatus();
+}
+
+// [experts, n, k] as it lies in memory; the box is one expert's, kBoxColumns wide.
+TensorMapSpec WeightMap(const WeightMatrix& matrix, uint32_t box_rows) {
+  const uint64_t row_bytes = static_cast<uint64_t>(matrix.k) * sizeof(BFloat16);
+  TensorMapSpec spec = Bf16Map(matrix.base);
+  spec.rank = 3;
+  spec.dimensions[0] = static_cast<uint64_t>(matrix.k);
+  spec.dimensions[1] = static_cast<uint64_t>(matrix.n);
+  spec.dimensions[2] = static_cast<uint64_t>(matrix.experts);
+  spec.strides[0] = row_bytes;
+  spec.strides[1] = static_cast<uint64_t>(matrix.n) * row_bytes;
+  spec.box[0] = kBoxColumns;
+  spec.box[1] = box_rows;
+  spec.box[2] = 1;
+  return spec;
+}
+
 }  // namespace
 
 StatusOr<TensorMapSpec> ActivationMapSpec(const BFloat16* base, int64_t rows, int64_t k,
@@ -49,30 +76,15 @@ StatusOr<TensorMapSpec> ActivationMapSpec(const BFloat16* base, int64_t rows, in
 StatusOr<TensorMapSpec> WeightMapSpec(const WeightMatrix& matrix, ColumnOrder order,
                                       int half_columns) {
   const bool permuted = order == ColumnOrder::kPermuted;
-  MOK_RETURN_IF_ERROR(CheckExtent("weight experts", matrix.experts, 1));
-  MOK_RETURN_IF_ERROR(CheckExtent("weight n", matrix.n, permuted ? 32 : 8));
-  MOK_RETURN_IF_ERROR(CheckExtent("weight k", matrix.k, 8));
+  MOK_RETURN_IF_ERROR(CheckWeights(matrix, permuted ? 32 : 8));
   MOK_RETURN_IF_ERROR(CheckExtent("weight half_columns", half_columns, 32));
-  if (matrix.experts * matrix.n >= kMaxExtent) {
-    return InvalidArgumentError("weight experts * n = ", matrix.experts * matrix.n,
-                                ": expected less than 2^31");
-  }
+  const auto half = static_cast<uint32_t>(half_columns);
+  if (!permuted) return WeightMap(matrix, half);
   const uint64_t row_bytes = static_cast<uint64_t>(matrix.k) * sizeof(BFloat16);
   const auto n = static_cast<uint64_t>(matrix.n), experts = static_cast<uint64_t>(matrix.experts);
-  const auto half = static_cast<uint32_t>(half_columns);
   TensorMapSpec spec = Bf16Map(matrix.base);
   spec.dimensions[0] = static_cast<uint64_t>(matrix.k);
   spec.box[0] = kBoxColumns;
-  if (!permuted) {
-    spec.rank = 3;
-    spec.dimensions[1] = n;
-    spec.dimensions[2] = experts;
-    spec.strides[0] = row_bytes;
-    spec.strides[1] = n * row_bytes;
-    spec.box[1] = half;
-    spec.box[2] = 1;
-    return spec;
-  }
   // Dimensions 1 to 4 are b, q, j and g of ColumnOrder::kPermuted: the box is written to shared
   // memory in the order b, q, j, g, and reads rows 32 g + 8 q + 2 j + b.
   const uint64_t extents[] = {2, 4, 4, experts * n / 32};
@@ -85,6 +97,11 @@ StatusOr<TensorMapSpec> WeightMapSpec(const WeightMatrix& matrix, ColumnOrder or
     spec.box[i + 1] = boxes[i];
   }
   return spec;
+}
+
+StatusOr<TensorMapSpec> ContractedWeightMapSpec(const WeightMatrix& matrix) {
+  MOK_RETURN_IF_ERROR(CheckWeights(matrix, 8));
+  return WeightMap(matrix, kBoxRows);
 }
 
 }  // namespace mok

@@ -24,6 +24,11 @@ struct WeightMatrix {
 StatusOr<runtime::TensorMapSpec> WeightMapSpec(const WeightMatrix& matrix, ColumnOrder order,
                                                int half_columns);
 
+// The same weights where a product sums over their rows (K = matrix.n, N = matrix.k): MN-major
+// operands of the backward. One load moves 64 rows by 64 columns of one expert; n and k are
+// multiples of 8.
+StatusOr<runtime::TensorMapSpec> ContractedWeightMapSpec(const WeightMatrix& matrix);
+
 // The order that all widths allow: kPermuted if each is a multiple of 32.
 constexpr ColumnOrder SelectColumnOrder(int64_t width, int64_t other_width = 32) {
   return width % 32 == 0 && other_width % 32 == 0 ? ColumnOrder::kPermuted : ColumnOrder::kNatural;

@@ -109,5 +109,22 @@ TEST(TensorMapsTest, PermutedOrderNeedsEveryWidth) {
   EXPECT_EQ(SelectColumnOrder(8), ColumnOrder::kNatural);
 }
 
+TEST(TensorMapsTest, ContractedWeightsAreBoxesOfOneExpert) {
+  const auto spec = ContractedWeightMapSpec({kBase, 3, 72, 40});
+  ASSERT_TRUE(spec.ok());
+  ASSERT_EQ(spec->rank, 3);
+  const uint64_t dimensions[] = {40, 72, 3}, strides[] = {40 * 2, 72 * 40 * 2};
+  const uint32_t box[] = {64, 64, 1};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(spec->dimensions[i], dimensions[i]);
+    EXPECT_EQ(spec->box[i], box[i]);
+    if (i > 0) EXPECT_EQ(spec->strides[i - 1], strides[i - 1]);
+  }
+  EXPECT_TRUE(runtime::ValidateTensorMapSpec(*spec).ok());
+  EXPECT_FALSE(ContractedWeightMapSpec({kBase, 3, 71, 40}).ok());
+  EXPECT_FALSE(ContractedWeightMapSpec({kBase, 3, 72, 41}).ok());
+  EXPECT_FALSE(ContractedWeightMapSpec({kBase, 0, 72, 40}).ok());
+}
+
 }  // namespace
 }  // namespace mok

@@ -81,18 +81,25 @@ __attribute__((noinline, no_sanitize("thread"))) T EmulatedLoad(const T* global,
   emulator::CheckGlobalAccess(global, sizeof(T), false, non_coherent);
   return *global;
 }
-__attribute__((noinline, no_sanitize("thread"))) inline void EmulatedStore(Word4* global,
-                                                                           Word4 value) {
-  emulator::CheckGlobalAccess(global, sizeof(Word4), true, false);
+template <class T>
+__attribute__((noinline, no_sanitize("thread"))) void EmulatedStore(T* global, T value) {
+  emulator::CheckGlobalAccess(global, sizeof(T), true, false);
   *global = value;
 }
 MOK_DEVICE uint32_t LoadNonCoherent(const uint32_t* global) { return EmulatedLoad(global, true); }
 MOK_DEVICE int32_t LoadNonCoherent(const int32_t* global) { return EmulatedLoad(global, true); }
 MOK_DEVICE float LoadNonCoherent(const float* global) { return EmulatedLoad(global, true); }
 MOK_DEVICE Word4 LoadNonCoherent(const Word4* global) { return EmulatedLoad(global, true); }
+MOK_DEVICE void LoadVectorIf(bool condition, const Word4* global, float (&values)[4]) {
+  if (!condition) return;
+  const Word4 words = EmulatedLoad(global, false);
+  __builtin_memcpy(values, &words, sizeof values);
+}
+MOK_DEVICE Word2 LoadVector(const Word2* global) { return EmulatedLoad(global, false); }
 MOK_DEVICE Word4 LoadVector(const Word4* global) { return EmulatedLoad(global, false); }
 MOK_DEVICE Word4 LoadVectorStreaming(const Word4* global) { return EmulatedLoad(global, false); }
 MOK_DEVICE void StoreVector(Word4* global, Word4 value) { EmulatedStore(global, value); }
+MOK_DEVICE void StoreVectorStreaming(Word2* global, Word2 value) { EmulatedStore(global, value); }
 MOK_DEVICE void StoreVectorStreaming(Word4* global, Word4 value) { EmulatedStore(global, value); }
 
 }  // namespace mok

@@ -1,0 +1,9 @@
+#include "mok_gemm/sm90/backward_gemm_kernel.h"
+
+namespace mok::testing {
+
+GroupedGemmKernelInfo BackwardGemmKernel() {
+  return backward_gemm_internal::KernelInfo<DefaultSm90GemmConfig<ColumnOrder::kNatural>>();
+}
+
+}  // namespace mok::testing

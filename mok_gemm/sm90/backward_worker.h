@@ -1,0 +1,399 @@
+// The roles of the backward's GEMM tiles, in the same block, stages and pipeline as the forward's
+// (gemm_worker.h): a kernel may mix both kinds of tasks.
+//
+// Stages hold: A K-major as in the forward, or MN-major as one box of 64 rows of K by 64 columns
+// per consumer warpgroup; B MN-major, kTileN / 64 such boxes. DownGrad's K blocks are followed by
+// one stage per 64 columns of the tile with g (in place of A) and u (of B).
+#pragma once
+
+#include "mok_core/device/device.h"
+#include "mok_gemm/sm90/backward_epilogue.h"
+#include "mok_gemm/sm90/backward_task.h"
+#include "mok_gemm/sm90/gemm_worker.h"
+#include "mok_gemm/sm90/swiglu.h"
+
+namespace mok {
+
+// Named barriers that consumers use between clearing rows of K and multiplying: of tiles on which
+// one and two warpgroups work.
+inline constexpr int kShortPaddingBarrier = 3, kPaddingBarrier = 4;
+
+namespace gemm_internal {
+
+constexpr int kBoxColumns = 64;  // of an MN-major operand, and of g and u: one swizzle span
+
+// Stages of g and u of a DownGrad tile.
+MOK_DEVICE int ActivationStages(int columns) { return (columns + kBoxColumns - 1) / kBoxColumns; }
+
+template <class Config>
+MOK_DEVICE int WarpgroupsWithRows(int rows) {
+  return (rows + Config::kWarpgroupM - 1) / Config::kWarpgroupM;
+}
+
+// The boxes of one K block.
+template <class Config, bool kIsTransposedA>
+MOK_DEVICE void LoadProductBlock(const ProductTile& tile, int range, int k, unsigned char* a,
+                                 unsigned char* b, uint64_t* full) {
+  constexpr bool kWrongRange = Config::kBackwardBug == BackwardBug::kSecondRangeFromFirst;
+  const TensorMap* map_a = tile.a[range];
+  const TensorMap* map_b = tile.b[kWrongRange ? 0 : range];
+  const int warpgroups = WarpgroupsWithRows<Config>(tile.rows);
+  for (int i = 0; i < warpgroups; ++i) {
+    const int start = tile.a_start + i * Config::kWarpgroupM;
+    TensorLoad2d(a + i * Config::kABoxBytes, map_a, full, kIsTransposedA ? start : k,
+                 kIsTransposedA ? k : start);
+  }
+  const int boxes = tile.b_halves * Config::kHalfN / kBoxColumns;
+  for (int i = 0; i < boxes; ++i) {
+    unsigned char* box = b + i * kBoxColumns * Config::kTileK * 2;
+    const int column = tile.b_column + i * kBoxColumns;
+    if constexpr (kIsTransposedA) {
+      TensorLoad2d(box, map_b, full, column, k);
+    } else {
+      TensorLoad3d(box, map_b, full, column, k, tile.b_expert);
+    }
+  }
+}
+
+template <class Config, bool kIsTransposedA, class Waiter>
+MOK_DEVICE void LoadProduct(const ProductTile& tile, GemmStages<Config>& stages,
+                            GemmPipeline<Config>& pipeline, const Waiter& wait) {
+  const uint32_t bytes = WarpgroupsWithRows<Config>(tile.rows) * Config::kABoxBytes +
+                         tile.b_halves * Config::kBBoxBytes;
+  for (int range = 0; range < tile.num_ranges; ++range) {
+    for (int block = 0; block < tile.k_blocks; ++block, pipeline.Advance()) {
+      pipeline.Acquire(wait);
+      uint64_t* full = pipeline.ExpectBytes(bytes);
+      LoadProductBlock<Config, kIsTransposedA>(tile, range, tile.first_k + block * Config::kTileK,
+                                               stages.a[pipeline.stage()],
+                                               stages.b[pipeline.stage()], full);
+    }
+  }
+}
+
+template <class Config, class Waiter>
+MOK_DEVICE void LoadActivations(const ProductTile& tile, const DownGradEpilogue& epilogue,
+                                GemmStages<Config>& stages, GemmPipeline<Config>& pipeline,
+                                const Waiter& wait) {
+  constexpr BackwardBug kBug = Config::kBackwardBug;
+  const int warpgroups = WarpgroupsWithRows<Config>(tile.rows);
+  const int announced =
+      kBug == BackwardBug::kActivationBytes ? Config::kConsumerWarpgroups : warpgroups;
+  const int count = ActivationStages(tile.columns);
+  for (int group = 0; group < count; ++group, pipeline.Advance()) {
+    pipeline.Acquire(wait);
+    uint64_t* full = pipeline.ExpectBytes(2 * announced * Config::kABoxBytes);
+    const int column =
+        tile.b_column + (kBug == BackwardBug::kActivationColumn ? 0 : group * kBoxColumns);
+    for (int i = 0; i < warpgroups; ++i) {
+      const int row = tile.a_start + i * Config::kWarpgroupM;
+      const uint32_t offset = i * Config::kABoxBytes;
+      TensorLoad2d(stages.a[pipeline.stage()] + offset, epilogue.gate, full, column, row);
+      TensorLoad2d(stages.b[pipeline.stage()] + offset, epilogue.up, full, column, row);
+    }
+  }
+}
+
+// An accumulated output is read soon: brings it into L2.
+template <class Config>
+MOK_DEVICE void PrefetchOutput(const ProductTile& tile, const WeightGradEpilogue& epilogue) {
+  if (!epilogue.accumulate || epilogue.carry_out || tile.k_blocks == 0) return;
+  const int64_t element = ElementBytes(epilogue.out_dtype);
+  const auto* row = static_cast<const unsigned char*>(epilogue.out);
+  const auto bytes = static_cast<uint32_t>(tile.columns * element);
+  for (int i = 0; i < tile.rows; ++i, row += epilogue.out_stride * element) {
+    BulkPrefetch(row, bytes);
+  }
+}
+
+}  // namespace gemm_internal
+
+// Producer, one thread: loads what a tile needs. As for ProducerLoadTile, the caller has acquired
+// the signals of the grid's writers of the operands and executed FenceProxyAsyncGlobal.
+template <class Config, class Waiter>
+MOK_DEVICE void ProducerLoadBackwardTile(const BackwardTask& task, GemmStages<Config>& stages,
+                                         GemmPipeline<Config>& pipeline, const Waiter& wait) {
+  using namespace gemm_internal;
+  const ProductTile tile = task.product;
+  if (task.kind == BackwardGemm::kWeightGrad) {
+    LoadProduct<Config, true>(tile, stages, pipeline, wait);
+    PrefetchOutput<Config>(tile, task.weight_grad);
+    return;
+  }
+  LoadProduct<Config, false>(tile, stages, pipeline, wait);
+  if (task.kind == BackwardGemm::kDownGrad) {
+    LoadActivations(tile, task.down_grad, stages, pipeline, wait);
+  }
+}
+
+// One consumer warpgroup's part of a tile of the backward: main loop and epilogue. As a
+// GemmConsumer it also runs the forward's tiles (MainLoop).
+template <class Config>
+class BackwardConsumer : public GemmConsumer<Config> {
+ public:
+  using Accumulator = typename GemmConsumer<Config>::Accumulator;
+
+  static_assert(Config::kHalfN % gemm_internal::kBoxColumns == 0,
+                "half a tile of B is whole boxes");
+  static_assert(Config::kBBytes >= 2 * Config::kABytes, "u and w * h fit into a stage of B");
+
+  MOK_DEVICE BackwardConsumer(GemmStages<Config>& stages, GemmBarriers<Config>& barriers)
+      : GemmConsumer<Config>(stages, barriers), stages_(&stages) {}
+
+  // All threads of the warpgroup. On return this thread's stores have been issued. The accumulator
+  // is undefined before and after, but a kernel has to use one object for all its tiles, forward
+  // ones included: a multiply that overwrites registers counts as reading them, so that to the
+  // compiler every accumulator is live from one tile to the next.
+  template <class Waiter>
+  MOK_DEVICE void Run(const BackwardTask& task, const Waiter& wait, Accumulator& accumulator) {
+    const ProductTile& tile = task.product;
+    if (tile.rows <= this->warpgroup_ * Config::kWarpgroupM) {
+      this->SkipStages(NumStages(task), wait);
+      return;
+    }
+    if (tile.b_halves == 1) {
+      RunColumns<Config::kHalfN>(task, wait, this->FirstHalf(accumulator));
+    } else {
+      RunColumns<Config::kTileN>(task, wait, accumulator);
+    }
+  }
+
+ private:
+  static constexpr BackwardBug kBug = Config::kBackwardBug;
+  static constexpr auto kK = OperandMajor::kK, kMn = OperandMajor::kMn;
+
+  template <OperandMajor kMajor>
+  using Operand = typename GemmConsumer<Config>::template Operand<kMajor>;
+  struct RowOperands {  // C = A B
+    using A = Operand<kK>;
+    using B = Operand<kMn>;
+  };
+  struct ColumnOperands {  // C = A^T B
+    using A = Operand<kMn>;
+    using B = Operand<kMn>;
+  };
+
+  // Start of a weight gradient's sum; clears the rows of K that are not valid.
+  struct WeightGradStart {
+    const BackwardConsumer& consumer;
+    const ProductTile& tile;
+    bool accumulate;
+
+    MOK_DEVICE void Prepare(int block, int stage) const {
+      if (tile.last_k == Config::kTileK || block + 1 < tile.k_blocks) return;
+      consumer.ClearPadding(tile, stage);
+    }
+  };
+
+  static MOK_DEVICE int NumStages(const BackwardTask& task) {
+    const ProductTile& tile = task.product;
+    const bool has_activations =
+        task.kind == BackwardGemm::kDownGrad && kBug != BackwardBug::kIdleSkipsProductsOnly;
+    return tile.num_ranges * tile.k_blocks +
+           (has_activations ? gemm_internal::ActivationStages(tile.columns) : 0);
+  }
+
+  template <int kN, class Waiter>
+  MOK_DEVICE void RunColumns(const BackwardTask& task, const Waiter& wait,
+                             float (&accumulator)[kN / 2]) {
+    if (task.kind == BackwardGemm::kWeightGrad) {
+      RunWeightGrad<kN>(task, wait, accumulator);
+      return;
+    }
+    const bool is_down_grad = task.kind == BackwardGemm::kDownGrad;
+    RowWeights rows = {};
+    if (is_down_grad) rows = WeightsOfRows(task);  // the main loop hides the loads
+    this->template Accumulate<kN, RowOperands>(task.product.num_ranges * task.product.k_blocks,
+                                               wait, accumulator);
+    if (is_down_grad) {
+      EpilogueDownGrad<kN>(task, rows, wait, accumulator);
+    } else {
+      EpilogueInputGrad<Config, kN>(task, accumulator);
+    }
+  }
+
+  template <int kN, class Waiter>
+  MOK_DEVICE void RunWeightGrad(const BackwardTask& task, const Waiter& wait,
+                                float (&accumulator)[kN / 2]) {
+    const ProductTile& tile = task.product;
+    const WeightGradEpilogue& epilogue = task.weight_grad;
+    if (tile.k_blocks == 0) {
+      EpilogueNoRows<Config>(task);
+      return;
+    }
+    const bool continues = epilogue.carry_in && kBug != BackwardBug::kCarryIgnored;
+    gemm_internal::LoadCarryIf<Config>(continues, epilogue.carry, accumulator);
+    this->template Accumulate<kN, ColumnOperands>(tile.k_blocks, wait, accumulator,
+                                                  WeightGradStart{*this, tile, continues});
+    EpilogueWeightGrad<Config, kN>(task, accumulator);
+  }
+
+  // Zeros to the rows of K behind the valid ones, in all boxes of both operands: what they hold
+  // may be NaN, and NaN times zero would reach the sum. The previous K block is still being
+  // multiplied meanwhile. A row is one swizzle span: 128 bytes in their place.
+  MOK_DEVICE void ClearPadding(const ProductTile& tile, int stage) const {
+    if (kBug == BackwardBug::kPaddingKept) return;
+    constexpr int kBoxBytes = gemm_internal::kBoxColumns * Config::kTileK * 2;
+    constexpr int kRowWords = static_cast<int>(Swizzle::k128) / sizeof(Word4);
+    const int warpgroups = gemm_internal::WarpgroupsWithRows<Config>(tile.rows);
+    const int threads = 128 * warpgroups;
+    const int first = (tile.last_k - (kBug == BackwardBug::kClearsValidRow ? 1 : 0)) * kRowWords;
+    constexpr int kEnd = Config::kTileK * kRowWords;
+    const int boxes_b = kBug == BackwardBug::kOnlyPaddingOfA
+                            ? 0
+                            : tile.b_halves * Config::kHalfN / gemm_internal::kBoxColumns;
+    for (int word = first + static_cast<int>(ThreadIndex().x); word < kEnd; word += threads) {
+      for (int i = 0; i < warpgroups; ++i) {
+        reinterpret_cast<Word4*>(stages_->a[stage] + i * kBoxBytes)[word] = {0, 0, 0, 0};
+      }
+      for (int i = 0; i < boxes_b; ++i) {
+        reinterpret_cast<Word4*>(stages_->b[stage] + i * kBoxBytes)[word] = {0, 0, 0, 0};
+      }
+    }
+    if (kBug != BackwardBug::kNoFenceAfterClearing) FenceProxyAsyncShared();
+    if (kBug == BackwardBug::kNoBarrierAfterClearing) return;
+    if (warpgroups == 1 && kBug != BackwardBug::kOneBarrierForAllTiles) {
+      NamedBarrierSync(kShortPaddingBarrier, 128);
+    } else {
+      NamedBarrierSync(kPaddingBarrier, Config::kConsumerThreads);
+    }
+  }
+
+  // What a thread needs of its two rows of a DownGrad tile.
+  struct RowWeights {
+    float weight[2];
+  };
+  static MOK_DEVICE RowWeights WeightsOfRows(const BackwardTask& task) {
+    const DownGradEpilogue& epilogue = task.down_grad;
+    const gemm_internal::PairPlace place;
+    RowWeights rows;
+    for (int half = 0; half < 2; ++half) {
+      const int row = place.row + 8 * half;
+      rows.weight[half] = row < task.product.rows
+                              ? epilogue.router_weight[row * epilogue.router_weight_step]
+                              : 0.0f;
+    }
+    return rows;
+  }
+
+  // The boxes of g and u of a stage, which become those of dg and du, and a third one for w * h;
+  // 64 rows of 128 bytes each, of this warpgroup.
+  struct ExchangeBoxes {
+    unsigned char *gate, *up, *hidden;
+
+    static MOK_DEVICE uint32_t& Word(unsigned char* box, uint32_t offset) {
+      return *reinterpret_cast<uint32_t*>(box + offset);
+    }
+    // Where word (row, 4 j + lane % 4) of a fragment lies: without bank conflicts, since the lines
+    // of the 8 rows that a warp accesses at once are swizzled differently.
+    static MOK_DEVICE uint32_t FragmentOffset(int j, int half) {
+      const int thread = static_cast<int>(ThreadIndex().x) % 128, lane = thread % 32;
+      const int row = thread / 32 * 16 + 8 * half + lane / 4;
+      return row * 128 + (j ^ lane / 4) * 16 + lane % 4 * 4;
+    }
+  };
+
+  MOK_DEVICE ExchangeBoxes BoxesOfStage(int stage) const {
+    const uint32_t offset = this->warpgroup_ * Config::kABoxBytes;
+    return {stages_->a[stage] + offset, stages_->b[stage] + offset,
+            stages_->b[stage] + Config::kABytes + offset};
+  }
+
+  // The SwiGLU backward of the accumulators of 64 columns, in place of g and u.
+  template <int kRegisters>
+  static MOK_DEVICE void SwiGluGroup(const ExchangeBoxes& boxes,
+                                     const float (&accumulator)[kRegisters], int first,
+                                     const RowWeights& rows, float limit, float (&partial)[2]) {
+    using Boxes = ExchangeBoxes;
+    MOK_UNROLL
+    for (int i = 0; i < 2 * gemm_internal::kBoxColumns / 8; ++i) {
+      const int j = i / 2, half = i % 2;
+      const uint32_t offset = Boxes::FragmentOffset(j, half);
+      const uint32_t gate = Boxes::Word(boxes.gate, offset), up = Boxes::Word(boxes.up, offset);
+      const float low = accumulator[first + 2 * i], high = accumulator[first + 2 * i + 1];
+      const float weight = rows.weight[half];
+      const SwiGluGradient first_of_pair =
+          SwiGluBackward(LowBFloat16(gate), LowBFloat16(up), Multiply(weight, low), limit);
+      const SwiGluGradient second_of_pair =
+          SwiGluBackward(HighBFloat16(gate), HighBFloat16(up), Multiply(weight, high), limit);
+      const uint32_t hidden = PackBFloat16(first_of_pair.hidden, second_of_pair.hidden);
+      partial[half] = MultiplyAdd(low, LowBFloat16(hidden), partial[half]);
+      partial[half] = MultiplyAdd(high, HighBFloat16(hidden), partial[half]);
+      const float factor = kBug == BackwardBug::kUnweightedHidden ? 1.0f : weight;
+      Boxes::Word(boxes.gate, offset) = PackBFloat16(first_of_pair.d_gate, second_of_pair.d_gate);
+      Boxes::Word(boxes.up, offset) = PackBFloat16(first_of_pair.d_up, second_of_pair.d_up);
+      Boxes::Word(boxes.hidden, offset) = PackBFloat16(Multiply(factor, LowBFloat16(hidden)),
+                                                       Multiply(factor, HighBFloat16(hidden)));
+    }
+  }
+
+  // From the warp's 16 rows of the boxes to global memory, whole lines of 64 columns.
+  static MOK_DEVICE void CopyOut(const BackwardTask& task, const ExchangeBoxes& boxes, int group) {
+    using namespace gemm_internal;
+    const DownGradEpilogue& epilogue = task.down_grad;
+    const ValidProduct<Config> valid(task.product);
+    const int thread = static_cast<int>(ThreadIndex().x), lane = thread % 32;
+    const int chunk = lane % 8, column = group * kBoxColumns + chunk * 8;
+    auto load = [](const unsigned char* box, uint32_t offset) {
+      return *reinterpret_cast<const Word4*>(box + offset);
+    };
+    MOK_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int row = thread / 32 * 16 + 4 * i + lane / 8;
+      if (!valid.Contains(row, column)) continue;
+      const uint32_t from = row % Config::kWarpgroupM * 128 + (chunk ^ row % 8) * 16;
+      const int64_t to = row * epilogue.stride + column;
+      Store8(epilogue.d_gate, to, load(boxes.gate, from));
+      Store8(epilogue.d_up, to, load(boxes.up, from));
+      Store8(epilogue.weighted_h, to, load(boxes.hidden, from));
+    }
+  }
+
+  // dg, du, w * h and the tile's share of the router gradient. A row's share is summed per thread
+  // over its columns ascending, then over the lanes of the quad as a tree.
+  template <int kN, class Waiter>
+  MOK_DEVICE void EpilogueDownGrad(const BackwardTask& task, const RowWeights& rows,
+                                   const Waiter& wait, const float (&accumulator)[kN / 2]) {
+    const DownGradEpilogue& epilogue = task.down_grad;
+    const int stages = gemm_internal::ActivationStages(task.product.columns);
+    float partial[2] = {0, 0};
+    MOK_UNROLL
+    for (int group = 0; group < kN / gemm_internal::kBoxColumns; ++group) {
+      if (group >= stages) break;
+      if (kBug != BackwardBug::kReadsActivationsTooEarly) this->pipeline_.Wait(wait);
+      const int stage = this->pipeline_.stage();
+      const ExchangeBoxes boxes = BoxesOfStage(stage);
+      SwiGluGroup(boxes, accumulator, group * gemm_internal::kBoxColumns / 2, rows,
+                  epilogue.swiglu_limit, partial);
+      if (kBug == BackwardBug::kReleasesBeforeCopy) this->Release(stage);
+      if (kBug != BackwardBug::kNoSyncBeforeCopy) SyncWarp();
+      CopyOut(task, boxes, group);
+      // The next tensor load into the stage comes after these reads and stores.
+      if (kBug != BackwardBug::kNoFenceBeforeRelease) FenceProxyAsyncShared();
+      SyncWarp();
+      if (kBug != BackwardBug::kReleasesBeforeCopy) this->Release(stage);
+      this->pipeline_.Advance();
+    }
+    StorePartials(task, partial);
+  }
+
+  static MOK_DEVICE void StorePartials(const BackwardTask& task, const float (&partial)[2]) {
+    const DownGradEpilogue& epilogue = task.down_grad;
+    const gemm_internal::PairPlace place;
+    for (int half = 0; half < 2; ++half) {
+      float sum = partial[half];
+      if (kBug != BackwardBug::kPartialOfOneLane) {
+        sum += ShuffleXor(sum, 1);
+        sum += ShuffleXor(sum, 2);
+      }
+      const int row = place.row + 8 * half;
+      if (place.column == 0 && row < task.product.rows) {
+        epilogue.router_partial[row * epilogue.router_partial_stride] = sum;
+      }
+    }
+  }
+
+  GemmStages<Config>* stages_;
+};
+
+}  // namespace mok
