@@ -153,6 +153,7 @@ def test_dependency_rule_rejects(path, text):
         ("mok_core/BUILD", 'load("//tools/cc:defs.bzl", "cc_library")\n# see https://mok_torch\n'),
         ("mok_torch/BUILD", 'x(name = "a", deps = ["//mok_megakernel"], url = "http://mok_x")\n'),
         ("benchmarks/a.py", "import mok_torch\nimport torch\n"),
+        ("tools/gpu_bundle/BUILD", 'x(name = "a", data = ["//mok_torch:wheel"])\n'),
     ],
 )
 def test_dependency_rule_accepts(path, text):
