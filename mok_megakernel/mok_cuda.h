@@ -119,7 +119,8 @@ enum { MOK_CUDA_SCHEDULE_HEADER_WORDS = 512 };
 
 /* Which part of a call is queued. Ranks that are processes, each on its own GPU, use WHOLE. Ranks
  * that share a GPU and run one after the other queue every part for all ranks before the next part:
- * schedule STAGE, BUILD; forward STAGE, EXCHANGE, REDUCE. Stream order stands for their meetings. */
+ * schedule STAGE, BUILD; forward STAGE, EXCHANGE, REDUCE. Stream order stands for their meetings.
+ */
 enum MokCudaPart {
   MOK_CUDA_WHOLE = 0,
   MOK_CUDA_STAGE = 1,
@@ -140,8 +141,8 @@ typedef struct MokCudaScheduleArgs {
 } MokCudaScheduleArgs;
 
 /* Collective. Of the layer it reads the experts, num_tokens and macrobatch_rows (and, where that is
- * 0, what the heuristic looks at). The schedule serves any number of forwards with the same T, R, K, experts and
- * macrobatch, of this workspace. */
+ * 0, what the heuristic looks at). The schedule serves any number of forwards with the same T, R,
+ * K, experts and macrobatch, of this workspace. */
 MOK_API int32_t mok_cuda_schedule_build(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                         const MokCudaScheduleArgs* args);
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mok_torch import _C
+from mok_torch.errors import error_of_code
 
 # Ranks that share a GPU queue the parts of a call one after the other (MokCudaPart).
 SCHEDULE_PARTS = (_C.CUDA_STAGE, _C.CUDA_BUILD) if _C.CUDA_BUILT else ()
@@ -80,7 +81,7 @@ class CudaEngine:
         )
         self._state = torch.zeros(self.memory.state_bytes, dtype=torch.uint8, device=device)
         self._records = torch.zeros(self.memory.record_bytes, dtype=torch.uint8, pin_memory=True)
-        self._home_stream = stream_address(device)
+        self._stream = torch.cuda.current_stream(device)  # of the last call
         torch.cuda.synchronize(device)
         self._engine = _C.CudaWorkspace(
             options, heap_of_rank, self._state.data_ptr(), self._records.data_ptr()
@@ -150,13 +151,8 @@ class CudaEngine:
         self._queue(FORWARD_PARTS, args, lambda: self._engine.forward(layer, args))
 
     def _queue(self, parts: tuple[int, ...], args, launch):
-        args.stream = stream_address(self.device)
-        if torch.cuda.is_current_stream_capturing():
-            self.was_captured = True
-        elif args.stream != self._home_stream:
-            # PyTorch's allocator may reuse memory once the stream it was allocated on allows.
-            for memory in (self._heap[0], self._state):
-                memory.record_stream(torch.cuda.current_stream(self.device))
+        self._follow_last_call()
+        args.stream = self._stream.cuda_stream
         if not self.shares_device:
             launch()
             return
@@ -165,13 +161,25 @@ class CudaEngine:
             launch()
             self._follow_all_ranks()
 
+    def _follow_last_call(self):
+        """Makes the current stream follow the last call's: the kernels share counters.
+
+        Within a graph the capture sees to that; between its replays and other calls, the user.
+        """
+        stream = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            self.was_captured = True
+        elif stream != self._stream:
+            stream.wait_event(self._stream.record_event())
+            # PyTorch's allocator may reuse memory once the stream it was allocated on allows.
+            for memory in (self._heap[0], self._state):
+                memory.record_stream(stream)
+        self._stream = stream
+
     def _follow_all_ranks(self):
         """Orders what this rank queues next after what all ranks have queued so far."""
-        stream = torch.cuda.current_stream(self.device)
-        event = torch.cuda.Event()
-        event.record(stream)
-        for other in self._exchange(event):
-            stream.wait_event(other)
+        for event in self._exchange(self._stream.record_event()):
+            self._stream.wait_event(event)
 
     def _exchange(self, value: Any) -> list[Any]:
         """The values of all ranks; raises the error that a rank has sent in place of one."""
@@ -200,8 +208,7 @@ class CudaEngine:
         their own find out by waiting.
         """
         if self.shares_device:
-            kinds = {_C.INVALID_ARGUMENT: ValueError, _C.TYPE_MISMATCH: TypeError}
-            self._group.exchange(kinds.get(code, RuntimeError)(message), self._timeout_seconds)
+            self._group.exchange(error_of_code(code, message), self._timeout_seconds)
             return
         if operation != _C.OP_SCHEDULE or torch.cuda.is_current_stream_capturing():
             return

@@ -37,3 +37,11 @@ def as_shared_error(error: Exception) -> tuple[Exception, int]:
             return shared(str(error)), code
     text = str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}"
     return RuntimeError(text), _C.INTERNAL
+
+
+def error_of_code(code: int, text: str) -> Exception:
+    """What as_shared_error made the code of."""
+    for _, shared, shared_code in _SHARED:
+        if code == shared_code:
+            return shared(text)
+    return RuntimeError(text)

@@ -247,12 +247,15 @@ def test_explicit_calls_give_the_bits_of_moe():
         rows += -(-count // 128) * 128
 
 
-def test_another_stream():
+def test_other_streams():
+    """Calls on one workspace follow each other, whatever their streams."""
     x, idx, weight, *weights, shared = cuda_inputs(FULL)
     expected = functional.moe(x, idx, weight, *weights, shared=shared)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        out = functional.moe(x, idx, weight, *weights, shared=shared)
-    torch.cuda.current_stream().wait_stream(stream)
-    assert torch.equal(out, expected)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    outs = []
+    for call in range(60):
+        with torch.cuda.stream(streams[call % 3]):
+            outs.append(functional.moe(x, idx, weight, *weights, shared=shared))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in outs)
