@@ -83,7 +83,7 @@ require_gpus() {
 }
 
 run_check() {
-  step files bash -c "cd \"$1\" && sha256sum --quiet --check --strict MANIFEST" files "$here"
+  step files env --chdir="$here" sha256sum --quiet --check --strict MANIFEST
   step import "$python" -c 'import mok_torch, torch; print(mok_torch.__file__, torch.__version__)'
   step harness "$python" -m benchmarks.layer.layer --backend=gloo --device=cpu --ranks=2 \
     --model=tiny --family=model --tokens=32 --iterations=1 --warm_ups=0
