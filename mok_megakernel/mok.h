@@ -277,10 +277,11 @@ typedef struct MokWeightGrads {
 
 typedef struct MokBackwardArgs {
   int64_t struct_size;
-  MokLayer layer;     /* as given to the forward */
-  MokContext context; /* as left by the forward; its ring is overwritten when there are several
-                         macrobatches. A ring whose rows are not x's is refused (a sample is read) */
-  const void* d_out;  /* [T, H] */
+  MokLayer layer; /* as given to the forward */
+  /* As left by the forward; its ring is overwritten when there are several macrobatches. A ring
+   * whose rows are not x's is refused (a sample is read). */
+  MokContext context;
+  const void* d_out; /* [T, H] */
   /* 1: the context is the forward's. 0: its contents are lost (activation checkpointing, or a ring
    * that a backward has consumed): everything is recomputed from x. Same bits. */
   int32_t kept_macrobatches;

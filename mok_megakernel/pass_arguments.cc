@@ -79,8 +79,8 @@ Status CheckContext(const Schedule& schedule, const MokLayer& layer, const MokCo
 }
 
 // What tells one layer's ring from another's of the same sizes: of each local expert the first row
-// in the ring that is a token of this rank, which must have that token's bits. A ring that passes may
-// still be a wrong one (another layer's on the same x, or no row of this rank's).
+// in the ring that is a token of this rank, which must have that token's bits. A ring that passes
+// may still be a wrong one (another layer's on the same x, or no row of this rank's).
 Status CheckRingHoldsX(const WorkspaceShape& shape, const Schedule& schedule,
                        const MokBackwardArgs& args) {
   if (args.kept_macrobatches == 0) return OkStatus();
