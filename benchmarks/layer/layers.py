@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from benchmarks.layer.problem import GRADIENTS, Problem
@@ -80,9 +79,3 @@ class MokLayer:
             *self._inputs,
         )
         return dict(zip(GRADIENTS, results, strict=True))
-
-    def check(self) -> None:
-        """Raises if a rank has not come to a call."""
-        if self.problem.x.is_cuda:
-            torch.cuda.synchronize()
-        self._workspace.check()
