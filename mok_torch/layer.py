@@ -299,6 +299,8 @@ class MoELayer(nn.Module):
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
         if x.dtype not in tuple(PRECISIONS.values()):  # a tuple: for PyTorch 2.8's Dynamo
             raise TypeError(f"x: expected torch.bfloat16 or torch.float32, got {x.dtype}")
+        if x.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"x: expected device cpu or cuda, got {x.device}")
         if x.device != self.router.weight.device:
             raise ValueError(f"x: expected device {self.router.weight.device}, got {x.device}")
         refuse_forward_mode("x", x, "MoELayer")

@@ -376,6 +376,8 @@ def test_forward_rejects():
         layer(torch.zeros(3, 63))
     with pytest.raises(TypeError, match=r"x: expected torch\.bfloat16 or torch\.float32"):
         layer(torch.zeros(3, 64, dtype=torch.float64))
+    with pytest.raises(ValueError, match="x: expected device cpu or cuda, got meta"):
+        layer.to("meta")(torch.zeros(3, 64, device="meta"))
 
 
 @pytest.mark.parametrize("warm", [False, True])
