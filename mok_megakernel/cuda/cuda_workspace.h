@@ -37,8 +37,6 @@ class CudaWorkspace {
   StatusOr<ScheduleParams> MakeScheduleParams(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                                               const MokCudaScheduleArgs& args) const;
   Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens) const;
-  Status CheckForward(const CudaLayerPlan& plan, const MokCudaLayer& layer,
-                      const MokCudaForwardArgs& args) const;
   ForwardArguments Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                              const MokCudaForwardArgs& args) const;
 

@@ -72,6 +72,12 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
   shape.max_tokens = layer.num_tokens;
   const int grid = ScheduleGridBlocks(ep_size * workspace.max_tokens * workspace.topk,
                                       workspace.num_sms, GetScheduleKernel().threads);
+  const PassMemoryLayout pass_memory(shape, config);
+  const size_t kept_bytes = CudaStateLayout(workspace).pass_bytes();
+  if (pass_memory.bytes() > kept_bytes) {
+    return InternalError("the workspace keeps ", kept_bytes, " bytes of counters, the layer needs ",
+                         pass_memory.bytes());
+  }
   return CudaLayerPlan{
       shape,
       config,
@@ -80,7 +86,7 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
       DeviceScheduleLayout(capacity, layer.num_local_experts, config.macrobatch_blocks),
       ScheduleScratchLayout(ep_size, workspace.max_tokens, workspace.topk, layer.num_local_experts,
                             grid),
-      PassMemoryLayout(shape, config),
+      pass_memory,
       ForwardScratchLayout(shape, config)};
 }
 

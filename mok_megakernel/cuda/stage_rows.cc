@@ -7,13 +7,17 @@
 
 namespace mok {
 
-Status LaunchStageRows(const StageRowsParams& params, int32_t num_sms, int device, void* stream) {
-  if (params.bytes == 0) return OkStatus();
+Status LaunchStageRows(const StageRowsParams& params, int num_copies, int32_t num_sms, int device,
+                       void* stream) {
+  int64_t most_bytes = 0;
+  for (int i = 0; i < num_copies; ++i) most_bytes = std::max(most_bytes, params.copies[i].bytes);
+  if (most_bytes == 0) return OkStatus();
   constexpr int64_t kBytesPerBlock = 16 * kStageRowsThreads;
   constexpr int64_t kBlocksPerSm = 4;
   runtime::LaunchConfig config;
-  config.grid.x = static_cast<uint32_t>(
-      std::min(CeilDiv(params.bytes, kBytesPerBlock), kBlocksPerSm * num_sms));
+  config.grid.x =
+      static_cast<uint32_t>(std::min(CeilDiv(most_bytes, kBytesPerBlock), kBlocksPerSm * num_sms));
+  config.grid.y = static_cast<uint32_t>(num_copies);
   config.block.x = kStageRowsThreads;
   config.registers_per_thread = 32;
   config.device = device;

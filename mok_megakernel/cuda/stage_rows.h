@@ -1,4 +1,4 @@
-// Copies the tokens of a rank to where its peers read them.
+// Copies what a rank's peers read to where they read it.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,24 @@
 namespace mok {
 
 struct StageRowsParams {
-  const void* source;  // [bytes] the caller's x -> the copy
-  void* destination;   // [bytes] the copy -> peers' Dispatch. The two do not overlap
-  int64_t bytes;       // a multiple of 16; both addresses are aligned to 16
+  static constexpr int kMaxCopies = 3;
+  // source: the caller's tensor -> the copy; destination: the copy -> peers' pulls. Aligned to 16
+  // bytes, not overlapping; bytes is a multiple of 4.
+  struct Copy {
+    const void* source;
+    void* destination;
+    int64_t bytes;
+  };
+  Copy copies[kMaxCopies];
 };
 
 inline constexpr int kStageRowsThreads = 512;
 
-// Address of the kernel: any grid of kStageRowsThreads threads.
+// Address of the kernel. Grid: any number of blocks of kStageRowsThreads threads, by copies.
 const void* StageRowsKernelAddress();
 
-// Queues the copy.
-Status LaunchStageRows(const StageRowsParams& params, int32_t num_sms, int device, void* stream);
+// Queues the first num_copies copies, as one kernel.
+Status LaunchStageRows(const StageRowsParams& params, int num_copies, int32_t num_sms, int device,
+                       void* stream);
 
 }  // namespace mok

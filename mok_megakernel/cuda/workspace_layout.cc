@@ -32,14 +32,15 @@ CudaHeapLayout::CudaHeapLayout(const CudaWorkspaceShape& shape)
   const auto tokens = static_cast<size_t>(shape.max_tokens);
   const size_t routes = tokens * static_cast<size_t>(shape.topk);
   const size_t row_bytes = static_cast<size_t>(shape.hidden) * sizeof(BFloat16);
-  const size_t staged_bytes = shape.ep_size > 1 ? tokens * row_bytes : 0;
+  const size_t staged = shape.ep_size > 1 ? 1 : 0;
   Placer placer(begin_, bytes_);
   placer.Place(kFlags, RankMeeting::FlagBytes(shape.ep_size));
   placer.Place(kSchedule, static_cast<size_t>(schedule_.bytes()));
   placer.Place(kRoutes, routes * row_bytes);
-  placer.Place(kRouterWeights, routes * sizeof(float));
-  placer.Place(kX, staged_bytes);
-  placer.Place(kOutputGrad, staged_bytes);
+  placer.Place(kDRouter, routes * sizeof(float));
+  placer.Place(kX, staged * tokens * row_bytes);
+  placer.Place(kDOut, staged * tokens * row_bytes);
+  placer.Place(kTopkWeight, staged * routes * sizeof(float));
 }
 
 CudaStateLayout::CudaStateLayout(const CudaWorkspaceShape& shape) {

@@ -31,10 +31,12 @@ class CudaHeapLayout {
     kFlags,     // RankMeeting of all passes
     kSchedule,  // ScheduleExchangeLayout
     // Need not be initialised.
-    kRoutes,         // bf16 [max_tokens * K, H]: peers' Combine -> TokenReduce; also dx rows
-    kRouterWeights,  // fp32 [max_tokens * K]: gradients of router weights from peers
-    kX,              // bf16 [max_tokens, H]: x -> peers' Dispatch; empty with one rank
-    kOutputGrad,     // bf16 [max_tokens, H]: d_out -> peers; empty with one rank
+    kRoutes,   // bf16 [max_tokens * K, H]: peers' Combine -> TokenReduce; also dx rows
+    kDRouter,  // fp32 [max_tokens * K]: peers' ReverseDispatch -> TokenReduce
+    // Staged by this rank for its peers; empty with one rank.
+    kX,           // bf16 [max_tokens, H]: x -> Dispatch
+    kDOut,        // bf16 [max_tokens, H]: d_out -> ReverseCombine
+    kTopkWeight,  // fp32 [max_tokens * K]: router weights -> ReverseCombine
     kNumParts
   };
 

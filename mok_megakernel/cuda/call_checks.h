@@ -1,0 +1,38 @@
+// What the calls of a CUDA workspace have in common: checks, and the C structs as the launchers
+// take them.
+#pragma once
+
+#include <cstdint>
+
+#include "mok_core/status.h"
+#include "mok_megakernel/cuda/layer_plan.h"
+#include "mok_megakernel/mok_cuda.h"
+#include "mok_megakernel/sm90/forward_launch.h"
+#include "mok_megakernel/sm90/pass_launch.h"
+
+namespace mok {
+
+// WHOLE, STAGE or one of lowest to highest.
+Status CheckPart(int32_t part, int32_t lowest, int32_t highest);
+// Not null, and aligned to MOK_CUDA_ALIGNMENT.
+Status CheckPointer(const char* name, const void* pointer);
+Status CheckWidth(const char* name, const MokWeights& weights, int32_t expected);
+Status CheckRing(const CudaLayerPlan& plan, const MokContext& context);
+
+PassMode ModeOf(int32_t part);
+// The kernel may have less staging than the configuration would use.
+ForwardConfig FitToKernel(const ForwardConfig& config, const PassKernelInfo& kernel);
+ForwardArguments::Weights WeightsOf(const MokLayer& layer);
+ForwardArguments::Context ContextOf(const MokContext& context);
+
+// Of a forward or a backward.
+template <class Args>
+Status CheckPass(const CudaLayerPlan& plan, const MokCudaLayer& layer, const Args& args) {
+  MOK_RETURN_IF_ERROR(CheckPointer("args.schedule", args.schedule));
+  MOK_RETURN_IF_ERROR(CheckPointer("args.scratch", args.scratch));
+  MOK_RETURN_IF_ERROR(CheckRing(plan, args.context));
+  MOK_RETURN_IF_ERROR(CheckWidth("routed", args.layer.routed, layer.intermediate));
+  return CheckWidth("shared", args.layer.shared, layer.shared_intermediate);
+}
+
+}  // namespace mok
