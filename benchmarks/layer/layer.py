@@ -22,7 +22,7 @@ from benchmarks.layer import report
 from benchmarks.layer.cases import FAMILIES, MODELS, Case, make_case
 from benchmarks.layer.catalogue import LAYERS, make_layers
 from benchmarks.layer.check import check_layers, check_same_results
-from benchmarks.layer.measure import Rates, measure_layers, measure_rates
+from benchmarks.layer.measure import Clock, Rates, measure_layers, measure_rates
 from benchmarks.layer.problem import make_problem
 
 _BACKEND = flags.DEFINE_enum("backend", "nccl", ["nccl", "gloo"], "Of the process group.")
@@ -34,6 +34,7 @@ _LAYER = flags.DEFINE_multi_enum("layer", None, LAYERS, "Default: all that can r
 _TOKENS = flags.DEFINE_integer("tokens", None, "Tokens per rank, instead of the family's.")
 _ITERATIONS = flags.DEFINE_integer("iterations", 30, "Timed iterations.", lower_bound=1)
 _WARM_UPS = flags.DEFINE_integer("warm_ups", 6, "Iterations before.", lower_bound=0)
+_SLEEP_MS = flags.DEFINE_float("sleep_ms", 0.3, "Of the device before each pass; see measure.py.")
 _FORWARD_ONLY = flags.DEFINE_multi_string("forward_only", [], "Names of layers without backward.")
 _CHECK = flags.DEFINE_bool("check", True, "Compare with float64 at a small size first.")
 _JSON = flags.DEFINE_string("json", None, "Where to write the results.")
@@ -44,6 +45,7 @@ _TINY_GEMM = 256  # the size of the product that stands for a CPU's rate
 
 def _environment(device: torch.device) -> dict:
     environment = {"torch": torch.__version__, "ranks": dist.get_world_size()}
+    environment["sleep_ms"] = _SLEEP_MS.value
     if device.type == "cuda":
         environment["device"] = torch.cuda.get_device_name(device)
         environment["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -57,8 +59,9 @@ def _measure_case(case: Case, device: torch.device, rates: Rates, progress) -> r
     check_same_results(layers, forward_only)
     iterations, warm_ups = _ITERATIONS.value, _WARM_UPS.value
     task = progress.add_task(case.name, total=iterations + warm_ups)
+    clock = Clock(device, _SLEEP_MS.value)
     times = measure_layers(
-        layers, forward_only, device, iterations, warm_ups, lambda: progress.advance(task)
+        layers, forward_only, clock, iterations, warm_ups, lambda: progress.advance(task)
     )
     link_bytes = {layer.name: layer.link_bytes for layer in layers}
     return report.CaseResult(case, problem.load, rates, times, link_bytes)

@@ -16,22 +16,28 @@ import torch.distributed as dist
 
 from benchmarks.layer.layers import Layer
 
-_SLEEP_CYCLES = 500_000  # about 0.3 ms
+_SLEEP_CYCLES_PER_MS = 1_700_000
 _GEMM_SIZE = 8192
 _PAUSE_SECONDS = 0.05
 _PLAN_EVERY = 3
 
 
 class Clock:
-    """Marks moments of the current stream, or of the host where there is no GPU."""
+    """Marks moments of the current stream, or of the host where there is no GPU.
 
-    def __init__(self, device: torch.device):
+    sleep_ms: of the device before each pass. What the host needs beyond it to launch a pass is in
+    the pass's time: a longer sleep shows the device's time alone.
+    """
+
+    def __init__(self, device: torch.device, sleep_ms: float = 0.3):
+        self.device = device
         self._is_cuda = device.type == "cuda"
+        self._sleep_cycles = int(sleep_ms * _SLEEP_CYCLES_PER_MS)
         self._aligned = torch.zeros(1, device=device)
 
     def align(self) -> None:
         if self._is_cuda:
-            torch.cuda._sleep(_SLEEP_CYCLES)
+            torch.cuda._sleep(self._sleep_cycles)
         dist.all_reduce(self._aligned)
 
     def mark(self):
@@ -82,13 +88,13 @@ def time_pass(layer: Layer, clock: Clock, with_plan: bool, with_backward: bool) 
 def measure_layers(
     layers: list[Layer],
     forward_only: set[str],
-    device: torch.device,
+    clock: Clock,
     iterations: int,
     warm_ups: int,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Times]:
     """Collective. forward_only: names of layers whose backward is left out."""
-    clock, order = Clock(device), random.Random(0)
+    order, device = random.Random(0), clock.device
     forward = {layer.name: [] for layer in layers}
     planned, both, host = ({name: [] for name in forward} for _ in range(3))
     # Every iteration without the plan, every third one with it.
