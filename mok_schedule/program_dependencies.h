@@ -25,8 +25,8 @@ enum class Occupant : int32_t { kPrevious = 0, kThis = 1 };
 // Collects the dependencies of one task.
 class DependencyList {
  public:
-  MOK_HOST_DEVICE DependencyList(const ProgramView& program, const Task& task)
-      : program_(program), task_(task) {}
+  MOK_HOST_DEVICE DependencyList(Pass pass, const ProgramView& program, const Task& task)
+      : pass_(pass), program_(program), task_(task) {}
 
   MOK_HOST_DEVICE const Dependencies& result() const { return result_; }
 
@@ -102,7 +102,7 @@ class DependencyList {
   // Earlier blocks of this pass whose tasks signalled the family for this task's slot.
   MOK_HOST_DEVICE int64_t OccupantsBefore(CounterFamily family) const {
     const ProgramShape& shape = program_.shape();
-    if (shape.pass == Pass::kForward) {
+    if (pass_ == Pass::kForward) {
       return program_.BlocksInSlot(Slot()) - 1 - task_.macrobatch;
     }
     const bool only_recomputed =
@@ -125,6 +125,7 @@ class DependencyList {
     }
   }
 
+  Pass pass_;
   const ProgramView& program_;
   const Task& task_;
   Dependencies result_ = {};
@@ -218,21 +219,38 @@ MOK_HOST_DEVICE inline void ListBackwardDependencies(const ProgramShape& shape, 
 }
 
 // The shared expert's buffers hold all tokens of the rank, so nothing is overwritten in a pass.
-MOK_HOST_DEVICE inline void ListTokenDependencies(const ProgramShape& shape, const Task& task,
-                                                  DependencyList& list) {
-  const int64_t shared_tiles = shape.shared_intermediate_tiles;
+MOK_HOST_DEVICE inline void ListForwardTokenDependencies(const ProgramShape& shape,
+                                                         const Task& task, DependencyList& list) {
   switch (task.kind) {
     case TaskKind::kSharedGateUp:
-    case TaskKind::kSharedRecomputeGateUp:
       list.Signal(CounterFamily::kSharedGateUpDone, task.block);
       break;
     case TaskKind::kSharedDown:
-      list.WaitFor(CounterFamily::kSharedGateUpDone, task.block, shared_tiles);  // h
+      list.WaitFor(CounterFamily::kSharedGateUpDone, task.block,
+                   shape.shared_intermediate_tiles);  // h
       list.Signal(CounterFamily::kSharedDownDone, task.block);
+      break;
+    case TaskKind::kTokenReduce:
+      list.WaitFor(CounterFamily::kExit, 0, 1);  // the routes' rows
+      if (shape.has_shared_expert()) {           // the shared expert's rows
+        list.WaitFor(CounterFamily::kSharedDownDone, task.block, shape.hidden_tiles);
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+MOK_HOST_DEVICE inline void ListBackwardTokenDependencies(const ProgramShape& shape,
+                                                          const Task& task, DependencyList& list) {
+  switch (task.kind) {
+    case TaskKind::kSharedRecomputeGateUp:
+      list.Signal(CounterFamily::kSharedGateUpDone, task.block);
       break;
     case TaskKind::kSharedDownGrad:
       if (shape.is_shared_recomputed()) {
-        list.WaitFor(CounterFamily::kSharedGateUpDone, task.block, shared_tiles);  // g and u
+        list.WaitFor(CounterFamily::kSharedGateUpDone, task.block,
+                     shape.shared_intermediate_tiles);  // g and u
       }
       list.Signal(CounterFamily::kSharedDownGradDone, task.block);
       break;
@@ -249,9 +267,7 @@ MOK_HOST_DEVICE inline void ListTokenDependencies(const ProgramShape& shape, con
     case TaskKind::kTokenReduce:
       list.WaitFor(CounterFamily::kExit, 0, 1);  // the routes' rows
       if (shape.has_shared_expert()) {           // the shared expert's rows
-        list.WaitFor(shape.pass == Pass::kForward ? CounterFamily::kSharedDownDone
-                                                  : CounterFamily::kSharedInputGradDone,
-                     task.block, shape.hidden_tiles);
+        list.WaitFor(CounterFamily::kSharedInputGradDone, task.block, shape.hidden_tiles);
       }
       break;
     default:
@@ -261,13 +277,25 @@ MOK_HOST_DEVICE inline void ListTokenDependencies(const ProgramShape& shape, con
 
 }  // namespace schedule_internal
 
-MOK_HOST_DEVICE inline Dependencies DependenciesOf(const ProgramView& program, const Task& task) {
-  schedule_internal::DependencyList list(program, task);
+// DependenciesOf for a program of that pass; short code for a kernel that runs only one of them.
+template <Pass kPass>
+MOK_HOST_DEVICE Dependencies DependenciesInPass(const ProgramView& program, const Task& task) {
+  schedule_internal::DependencyList list(kPass, program, task);
   schedule_internal::ListBarrierDependencies(task, list);
-  schedule_internal::ListForwardDependencies(task, list);
-  schedule_internal::ListBackwardDependencies(program.shape(), task, list);
-  schedule_internal::ListTokenDependencies(program.shape(), task, list);
+  if constexpr (kPass == Pass::kForward) {
+    schedule_internal::ListForwardDependencies(task, list);
+    schedule_internal::ListForwardTokenDependencies(program.shape(), task, list);
+  } else {
+    schedule_internal::ListBackwardDependencies(program.shape(), task, list);
+    schedule_internal::ListBackwardTokenDependencies(program.shape(), task, list);
+  }
   return list.result();
+}
+
+MOK_HOST_DEVICE inline Dependencies DependenciesOf(const ProgramView& program, const Task& task) {
+  return program.shape().pass == Pass::kForward
+             ? DependenciesInPass<Pass::kForward>(program, task)
+             : DependenciesInPass<Pass::kBackward>(program, task);
 }
 
 }  // namespace mok

@@ -24,6 +24,9 @@ struct ProgramShape {
   // blocks inner inside a panel, so that the first blocks can be sent before the last are computed;
   // 0: the whole minibatch is one panel.
   int32_t output_panel_blocks = 0;
+  // Likewise for GateUp, which has no rows to send early, but shares fewest operands in L2 when a
+  // wave of tiles is a square.
+  int32_t gate_up_panel_blocks = 0;
   int32_t exchange_tiles = 1;             // tasks that share the rows of a block in each exchange
   int32_t token_reduce_tiles = 1;         // tasks that share the tokens of a block in TokenReduce
   int64_t token_blocks = 0;               // ceil(T / kRowBlock) of this rank's own tokens

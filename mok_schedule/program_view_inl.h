@@ -33,11 +33,13 @@ MOK_HOST_DEVICE inline void ProgramView::ListForward() {
   const int64_t minibatch = shape_.ring.minibatch_blocks;
   const int64_t output_panel =
       shape_.output_panel_blocks > 0 ? shape_.output_panel_blocks : minibatch;
+  const int64_t gate_up_panel =
+      shape_.gate_up_panel_blocks > 0 ? shape_.gate_up_panel_blocks : minibatch;
   Append(TaskKind::kEntryBarrier, Span::kOnce, 1, 1);
   Append(TaskKind::kSharedGateUp, Span::kTokenBlocks, shape_.shared_intermediate_tiles, minibatch);
   stream_begin_ = num_segments_;
-  Append(TaskKind::kGateUp, Span::kFirst, shape_.intermediate_tiles, minibatch);
-  Append(TaskKind::kGateUp, Span::kNext, shape_.intermediate_tiles, minibatch);
+  Append(TaskKind::kGateUp, Span::kFirst, shape_.intermediate_tiles, gate_up_panel);
+  Append(TaskKind::kGateUp, Span::kNext, shape_.intermediate_tiles, gate_up_panel);
   Append(TaskKind::kDispatch, Span::kIncoming, shape_.exchange_tiles, 1);
   Append(TaskKind::kDispatch, Span::kLeadIn, shape_.exchange_tiles, 1);
   Append(TaskKind::kCombine, Span::kBehind, shape_.exchange_tiles, 1);

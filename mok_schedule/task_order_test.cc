@@ -422,6 +422,8 @@ TEST(TaskOrderTest, ErrorsNameTheField) {
               HasSubstr("token_reduce_tiles: expected a divisor of 128, got 256"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.output_panel_blocks = -1; }),
               HasSubstr("output_panel_blocks"));
+  EXPECT_THAT(message([](ProgramShape& shape) { shape.gate_up_panel_blocks = -1; }),
+              HasSubstr("gate_up_panel_blocks"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.token_blocks = -1; }),
               HasSubstr("token_blocks"));
 }

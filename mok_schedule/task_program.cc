@@ -34,6 +34,7 @@ Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
   MOK_RETURN_IF_ERROR(CheckRange("intermediate_tiles", shape.intermediate_tiles, 1, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckRange("hidden_tiles", shape.hidden_tiles, 1, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckRange("output_panel_blocks", shape.output_panel_blocks, 0, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("gate_up_panel_blocks", shape.gate_up_panel_blocks, 0, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckParts("exchange_tiles", shape.exchange_tiles));
   MOK_RETURN_IF_ERROR(CheckParts("token_reduce_tiles", shape.token_reduce_tiles));
   MOK_RETURN_IF_ERROR(CheckRange("token_blocks", shape.token_blocks, 0, kMaxInt32 / kRowBlock));

@@ -1,13 +1,14 @@
-// Pull and push of rows by one warp: bulk copies between peers' memory and the ring through one
-// chunk of staging in shared memory.
+// Pull and push of rows by one warp: bulk copies between peers' memory and the ring through chunks
+// of staging in shared memory.
 //
-// Measured on two H200: one chunk of 7 KiB per SM, in a warp beside the GEMM, saturates the link.
-// While the first chunk of a tile is loaded, the stores of the tile before it become visible and
-// are signalled, so that the release costs no time of its own.
+// Each of the first kStagingChunks lanes moves a chunk of its own, in step with the others: load,
+// wait, store. While the first chunks of a tile are loaded, the stores of the tile before it become
+// visible and are signalled, so that the release costs no time of its own.
 #pragma once
 
 #include "mok_comm/sm90/exchange_params.h"
 #include "mok_comm/sm90/scalar_mover.h"
+#include "mok_core/bits.h"
 #include "mok_core/device/device.h"
 #include "mok_core/device/wait.h"
 
@@ -31,37 +32,42 @@ struct ExchangeTile {
 enum class Direction : int32_t { kPull, kPush };
 
 // A warp's staging.
-struct StagingChunk {
-  unsigned char* memory;  // shared, 128-byte aligned
-  uint64_t* full;         // barrier of one arrival: bulk load -> this warp; parity 0 comes first
-  uint32_t bytes;         // of memory; a multiple of 16
+inline constexpr int kStagingChunks = 2;
+struct StagingChunks {
+  unsigned char* memory;  // shared: the chunks, `stride` bytes apart, each 128-byte aligned
+  uint64_t* full;         // [kStagingChunks] barriers of one arrival: bulk load -> a lane
+  uint32_t bytes;         // used of a chunk; a multiple of 16
+  uint32_t stride;
 };
 
-// Moves tile after tile. All lanes of the warp call every function together; lane 0 issues.
+// Moves tile after tile. All lanes of the warp call every function together.
 template <Direction kDirection, ExchangeBug kBug = ExchangeBug::kNone>
 class RowMover {
  public:
   // counters: device memory; tiles refer to them by index.
-  MOK_DEVICE RowMover(uint64_t* counters, const StagingChunk& chunk)
-      : counters_(counters), chunk_(chunk), lane_(static_cast<int>(ThreadIndex().x) % 32) {}
+  MOK_DEVICE RowMover(uint64_t* counters, const StagingChunks& staging)
+      : counters_(counters),
+        staging_(staging),
+        lane_(static_cast<int>(ThreadIndex().x) % 32),
+        moves_(lane_ < kStagingChunks) {
+    if (!moves_) return;
+    chunk_ = staging.memory + lane_ * staging.stride;
+    full_ = staging.full + lane_;
+  }
 
   // Waits for the tile's counters. False: the grid is aborted.
   MOK_DEVICE bool Await(const ExchangeTile& tile, const DeviceWait& wait) {
-    bool ready = true;
-    if (lane_ == 0) {
-      if (kBug != ExchangeBug::kSkipTileWait && !Ready(tile)) {
-        // What this tile waits for may itself wait for the one before.
-        SignalPending();
-        MOK_UNROLL
-        for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
-          if (i < tile.num_waits && ready) {
-            ready = wait.ForCounterGpu(counters_ + tile.wait_counters[i], tile.wait_targets[i]);
-          }
-        }
-      }
-      if (kBug != ExchangeBug::kNoFenceAfterWait) FenceProxyAsyncGlobal();
+    if (HasAcquired(tile)) return true;
+    bool ready = kBug == ExchangeBug::kSkipTileWait || Ready(tile);
+    if (!ready) {
+      SignalPending();  // what this tile waits for may itself wait for the one before
+      ready = AwaitCounters(tile, wait);
     }
-    return Shuffle(ready ? 1 : 0, 0) != 0;
+    SyncWarp();  // what lane 0 has acquired
+    if (kBug != ExchangeBug::kNoFenceAfterWait && moves_) FenceProxyAsyncGlobal();
+    acquired_counter_ = tile.wait_counters[0];
+    acquired_target_ = tile.wait_targets[0];
+    return ready;
   }
 
   // Issues the rows of a tile whose counters have been awaited, and moves their scalars (of
@@ -69,7 +75,7 @@ class RowMover {
   template <class Scalars>
   MOK_DEVICE void Move(const RowExchange& exchange, const ExchangeTile& tile, Scalars scalars,
                        const DeviceWait& wait) {
-    SyncWarp();  // what lane 0 has acquired
+    SyncWarp();
     for (int first = 0; first < tile.rows; first += 32) {
       const int rest = tile.rows - first, count = rest < 32 ? rest : 32;
       ScalarRow row = {tile.local_row + first + lane_, 0, 0};
@@ -78,28 +84,19 @@ class RowMover {
         row.route = LoadNonCoherent(exchange.sources.route + tile.table_row + first + lane_);
         scalars.Begin(row);
       }
-      for (int i = 0; i < count; ++i) {
-        const ScalarRow at = {tile.local_row + first + i, Shuffle(row.rank, i),
-                              Shuffle(row.route, i)};
-        if (lane_ == 0) MoveRow(exchange, at, wait);
-      }
+      MoveLaneRows(exchange, row, count, wait);
       if (lane_ < count) scalars.End(row);
     }
-    SyncWarp();  // lane 0 releases what all lanes have stored
-    if (lane_ == 0) {
-      SignalPending();  // of a tile before an empty one
-      num_pending_ = tile.num_signals;
-      MOK_UNROLL
-      for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) pending_[i] = tile.signals[i];
-    }
+    SignalPending();  // of a tile before an empty one
+    num_pending_ = tile.num_signals;
+    MOK_UNROLL
+    for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) pending_[i] = tile.signals[i];
   }
 
   // Everything moved so far is visible and signalled. Before the warp does other work, or ends.
   MOK_DEVICE void Flush() {
-    if (lane_ == 0) {
-      if (kBug != ExchangeBug::kNoFlushAtEnd) SignalPending();
-      BulkWaitGroup<0>();
-    }
+    if (kBug != ExchangeBug::kNoFlushAtEnd) SignalPending();
+    if (moves_) BulkWaitGroup<0>();
     SyncWarp();
   }
 
@@ -107,58 +104,98 @@ class RowMover {
   static constexpr bool kIsPull = kDirection == Direction::kPull;
   static constexpr uint64_t kBurstChunks = 4;  // that may catch up with the pace after a wait
 
+  // The tile's one wait is one that the warp has seen fulfilled: counters only grow.
+  MOK_DEVICE bool HasAcquired(const ExchangeTile& tile) const {
+    return tile.num_waits == 0 ||
+           (tile.num_waits == 1 && tile.wait_counters[0] == acquired_counter_ &&
+            tile.wait_targets[0] <= acquired_target_);
+  }
+
   MOK_DEVICE bool Ready(const ExchangeTile& tile) const {
     bool ready = true;
-    MOK_UNROLL
-    for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
-      if (i < tile.num_waits) {
+    if (lane_ == 0) {
+      MOK_UNROLL
+      for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
+        if (i >= tile.num_waits) continue;
         ready = LoadAcquireGpu(counters_ + tile.wait_counters[i]) >= tile.wait_targets[i] && ready;
       }
     }
-    return ready;
+    return Shuffle(ready ? 1 : 0, 0) != 0;
   }
 
-  MOK_DEVICE void MoveRow(const RowExchange& exchange, const ScalarRow& row,
-                          const DeviceWait& wait) {
+  MOK_DEVICE bool AwaitCounters(const ExchangeTile& tile, const DeviceWait& wait) const {
+    bool ready = true;
+    if (lane_ == 0) {
+      for (int i = 0; i < tile.num_waits && ready; ++i) {
+        ready = wait.ForCounterGpu(counters_ + tile.wait_counters[i], tile.wait_targets[i]);
+      }
+    }
+    return Shuffle(ready ? 1 : 0, 0) != 0;
+  }
+
+  // Up to 32 rows; lane l knows the l-th. Chunks of all rows follow each other; lane l of those
+  // that move takes chunks l, l + kStagingChunks, ...
+  MOK_DEVICE void MoveLaneRows(const RowExchange& exchange, const ScalarRow& lane_row, int count,
+                               const DeviceWait& wait) {
     const int64_t row_bytes = exchange.peers.row_bytes;
-    const int32_t peer_row =
-        kBug == ExchangeBug::kTokenAsRoute ? row.route : row.route / exchange.routes_per_row;
-    std::byte* peer = exchange.peers.of_rank[row.rank] + peer_row * row_bytes;
-    std::byte* local = exchange.local + row.local_row * row_bytes;
-    std::byte* source = kIsPull ? peer : local;
-    std::byte* destination = kIsPull ? local : peer;
-    const bool paced = !kIsPull && exchange.interval_ns != 0 && row.rank != exchange.own_rank;
-    for (int64_t offset = 0; offset < row_bytes; offset += chunk_.bytes) {
-      const int64_t rest = row_bytes - offset;
-      const bool whole = rest >= chunk_.bytes || kBug == ExchangeBug::kChunkPastRow;
-      const uint32_t bytes = whole ? chunk_.bytes : static_cast<uint32_t>(rest);
-      if (kBug != ExchangeBug::kNoReadWait) BulkWaitGroupRead<0>();
-      MbarrierArriveExpectTransaction(chunk_.full, bytes);
-      BulkLoad(chunk_.memory, source + offset, bytes, chunk_.full);
+    const int32_t peer_row = kBug == ExchangeBug::kTokenAsRoute
+                                 ? lane_row.route
+                                 : lane_row.route / exchange.routes_per_row;
+    const auto lane_peer =
+        reinterpret_cast<uint64_t>(exchange.peers.of_rank[lane_row.rank] + peer_row * row_bytes);
+    const bool is_paced =
+        !kIsPull && exchange.interval_ns != 0 && lane_row.rank != exchange.own_rank;
+    const uint32_t paced_rows = Ballot(is_paced);
+    std::byte* local = exchange.local + (lane_row.local_row - lane_) * row_bytes;
+    const int row_chunks =
+        CeilDiv(static_cast<int32_t>(row_bytes), static_cast<int32_t>(staging_.bytes));
+    int row = 0, chunk = lane_ % kStagingChunks;
+    for (;; chunk += kStagingChunks) {
+      for (; chunk >= row_chunks; chunk -= row_chunks) ++row;
+      const bool active = moves_ && row < count;
+      if (Ballot(active) == 0) break;
+      const int64_t offset = int64_t{chunk} * staging_.bytes, rest = row_bytes - offset;
+      const bool whole = rest >= staging_.bytes || kBug == ExchangeBug::kChunkPastRow;
+      const uint32_t size = whole ? staging_.bytes : static_cast<uint32_t>(rest);
+      auto* peer = reinterpret_cast<std::byte*>(Shuffle(lane_peer, row % 32)) + offset;
+      std::byte* own = local + row * row_bytes + offset;
+      if (active) Load(kIsPull ? peer : own, size);
       SignalPending();
-      if (kBug != ExchangeBug::kNoFullWait) wait.ForBarrier(chunk_.full, parity_);
+      if (!active) continue;
+      if (kBug != ExchangeBug::kNoFullWait) wait.ForBarrier(full_, parity_);
       parity_ ^= 1;
-      if (paced) Pace(exchange.interval_ns);
-      BulkStore(destination + offset, chunk_.memory, bytes);
+      if (paced_rows >> row & 1u) Pace(exchange.interval_ns * kStagingChunks);
+      BulkStore(kIsPull ? own : peer, chunk_, size);
       BulkCommitGroup();
     }
+  }
+
+  MOK_DEVICE void Load(const std::byte* source, uint32_t bytes) {
+    if (kBug != ExchangeBug::kNoReadWait) BulkWaitGroupRead<0>();
+    MbarrierArriveExpectTransaction(full_, bytes);
+    BulkLoad(chunk_, source, bytes, full_);
   }
 
   // Signals the tile before, once its stores are visible.
   MOK_DEVICE void SignalPending() {
     if (num_pending_ == 0) return;
-    if (kBug == ExchangeBug::kSignalBeforeWritten) {
-      BulkWaitGroupRead<0>();
-    } else {
-      BulkWaitGroup<0>();
-    }
-    MOK_UNROLL
-    for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) {
-      if (i >= num_pending_) continue;
-      if (kBug == ExchangeBug::kRelaxedSignal) {
-        ReduceAddRelaxedGpu(counters_ + pending_[i], uint64_t{1});
+    if (moves_) {
+      if (kBug == ExchangeBug::kSignalBeforeWritten) {
+        BulkWaitGroupRead<0>();
       } else {
-        ReduceAddReleaseGpu(counters_ + pending_[i], uint64_t{1});
+        BulkWaitGroup<0>();
+      }
+    }
+    SyncWarp();
+    if (lane_ == 0) {
+      MOK_UNROLL
+      for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) {
+        if (i >= num_pending_) continue;
+        if (kBug == ExchangeBug::kRelaxedSignal) {
+          ReduceAddRelaxedGpu(counters_ + pending_[i], uint64_t{1});
+        } else {
+          ReduceAddReleaseGpu(counters_ + pending_[i], uint64_t{1});
+        }
       }
     }
     num_pending_ = 0;
@@ -175,12 +212,18 @@ class RowMover {
   }
 
   uint64_t* counters_;
-  StagingChunk chunk_;
+  StagingChunks staging_;
   int lane_;
+  bool moves_;                      // this lane has a chunk:
+  unsigned char* chunk_ = nullptr;  // its own
+  uint64_t* full_ = nullptr;
   uint32_t parity_ = 0;
-  int32_t num_pending_ = 0;  // lane 0: signals of the last tile, not yet given
-  int32_t pending_[ExchangeTile::kMaxSignals] = {};
   uint64_t next_time_ = 0;
+  // The same in all lanes.
+  int32_t acquired_counter_ = -1;  // a wait that has been fulfilled
+  uint64_t acquired_target_ = 0;
+  int32_t num_pending_ = 0;  // signals of the last tile, not yet given
+  int32_t pending_[ExchangeTile::kMaxSignals] = {};
 };
 
 }  // namespace mok

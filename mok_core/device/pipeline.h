@@ -67,6 +67,14 @@ class Pipeline {
   // Producer: arrives after filling the stage with plain stores.
   MOK_DEVICE void Commit() { MbarrierArrive(&barriers_->full[stage_]); }
 
+  // Producer, through an object of its own that follows the one it fills stages with: the consumers
+  // have released the stage that was filled.
+  MOK_DEVICE bool IsReleased() const { return MbarrierTestWait(&barriers_->empty[stage_], phase_); }
+  template <class Waiter>
+  MOK_DEVICE void AwaitRelease(const Waiter& wait) {
+    wait.ForBarrier(&barriers_->empty[stage_], phase_);
+  }
+
   // Producer, at the end of its work: every stage it filled has been released, so that no transfer
   // and no remote arrival can find the block gone.
   template <class Waiter>

@@ -32,10 +32,17 @@ class DeviceWait {
   // Waits until *counter >= target; acquires at gpu (system) scope what its writers released.
   // False: the grid is aborted.
   MOK_DEVICE bool ForCounterGpu(const uint64_t* counter, uint64_t target) const {
-    return ForCounter(counter, target, [](const uint64_t* p) { return LoadAcquireGpu(p); });
+    return ForCounterGpu(counter, target, [] {});
   }
   MOK_DEVICE bool ForCounterSys(const uint64_t* counter, uint64_t target) const {
-    return ForCounter(counter, target, [](const uint64_t* p) { return LoadAcquireSys(p); });
+    return ForCounter(counter, target, [](const uint64_t* p) { return LoadAcquireSys(p); }, [] {});
+  }
+  // meanwhile(): what the thread has to do for others while it waits.
+  template <class Meanwhile>
+  MOK_DEVICE bool ForCounterGpu(const uint64_t* counter, uint64_t target,
+                                Meanwhile meanwhile) const {
+    return ForCounter(
+        counter, target, [](const uint64_t* p) { return LoadAcquireGpu(p); }, meanwhile);
   }
 
   // Waits for the phase of that parity of a barrier in this block's shared memory.
@@ -56,8 +63,9 @@ class DeviceWait {
   static constexpr uint64_t kBarrierPatience = 3;  // in counter timeouts
   static constexpr uint32_t kPauseNs = 64;
 
-  template <class Load>
-  MOK_DEVICE bool ForCounter(const uint64_t* counter, uint64_t target, Load load) const {
+  template <class Load, class Meanwhile>
+  MOK_DEVICE bool ForCounter(const uint64_t* counter, uint64_t target, Load load,
+                             Meanwhile meanwhile) const {
     uint64_t observed = load(counter);
     if (observed >= target) return true;
     const uint64_t start = GlobalTimer();
@@ -65,6 +73,7 @@ class DeviceWait {
       observed = load(counter);
       if (observed >= target) return true;
       if (aborted()) return false;
+      meanwhile();
       const uint64_t waited = GlobalTimer() - start;
       if (waited > params_->timeout_ns) {
         Abort(target, observed, waited);

@@ -126,7 +126,7 @@ MOK_DEVICE void ConsumerRole(const GroupedGemmParams& p, SharedStorage<Config>& 
     const Task& task = queue.Front(wait);
     if (task.tile < 0) break;
     wait.SetTask(0, task.tile);
-    if (Config::kBug == GemmBug::kTaskReleasedBeforeRead) queue.PopByWarp();
+    if (Config::kBug == GemmBug::kTaskReleasedBeforeRead) queue.Pop();
     typename GemmConsumer<Config>::Accumulator accumulator;
     if (consumer.MainLoop(task.gemm, wait, accumulator)) {
       if constexpr (kEpilogue == GemmEpilogue::kSwiGlu) {
@@ -135,7 +135,7 @@ MOK_DEVICE void ConsumerRole(const GroupedGemmParams& p, SharedStorage<Config>& 
         EpilogueStore<Config>(task.gemm, accumulator);
       }
     }
-    if (Config::kBug != GemmBug::kTaskReleasedBeforeRead) queue.PopByWarp();
+    if (Config::kBug != GemmBug::kTaskReleasedBeforeRead) queue.Pop();
   }
 }
 
@@ -145,7 +145,7 @@ GroupedGemm(MOK_GRID_CONSTANT(GroupedGemmParams) p) {
   MOK_SHARED_STORAGE(SharedStorage<Config>, s);
   if (ThreadIndex().x == 0) {
     InitializeGemm<Config>(s.stages, s.barriers);
-    constexpr int kReaders = Config::kConsumerWarps + 1;  // and the producer
+    constexpr int kReaders = Config::kConsumerThreads + 1;  // and the producer
     constexpr int kExtra = Config::kBug == GemmBug::kQueueCountTooHigh ? 1 : 0;
     TaskQueue<Task, kQueueDepth>::Initialize(s.queue, kReaders + kExtra);
     if (Config::kBug != GemmBug::kNoInitFence) FenceMbarrierInit();

@@ -19,8 +19,8 @@ class TaskQueue {
  public:
   using Storage = TaskQueueStorage<Task, kDepth>;
 
-  // By one thread; FenceMbarrierInit and SyncBlock have to follow. readers: how many times a task
-  // is popped (once per warp with PopByWarp, once per thread with Pop).
+  // By one thread; FenceMbarrierInit and SyncBlock have to follow. readers: how many threads read
+  // every task, and pop it.
   static MOK_DEVICE void Initialize(Storage& storage, uint32_t readers) {
     Pipeline<kDepth>::Initialize(storage.barriers, 1, readers);
     MOK_NAME(storage.tasks, "tasks", -1);
@@ -38,6 +38,16 @@ class TaskQueue {
     pipeline_.Advance();
   }
 
+  // Scheduler, through an object of its own that follows the one it pushes with: all readers have
+  // popped the oldest task. Finished goes on to the next one.
+  MOK_DEVICE bool IsPopped() const { return pipeline_.IsReleased(); }
+  template <class Waiter>
+  MOK_DEVICE void AwaitPop(const Waiter& wait) {
+    pipeline_.AwaitRelease(wait);
+  }
+  MOK_DEVICE const Task& Oldest() const { return storage_->tasks[pipeline_.stage()]; }
+  MOK_DEVICE void Finished() { pipeline_.Advance(); }
+
   // Reader: the next task; valid until it is popped.
   template <class Waiter>
   MOK_DEVICE const Task& Front(const Waiter& wait) {
@@ -45,16 +55,11 @@ class TaskQueue {
     return storage_->tasks[pipeline_.stage()];
   }
 
-  // Reader that is one thread.
+  // Reader, every thread for itself: an arrival of one lane for its warp would do, too, but
+  // compute-sanitizer's racecheck does not follow an order that goes through bar.warp.sync and then
+  // an mbarrier.
   MOK_DEVICE void Pop() {
     pipeline_.Release();
-    pipeline_.Advance();
-  }
-
-  // Reader that is a whole warp, converged.
-  MOK_DEVICE void PopByWarp() {
-    SyncWarp();
-    if (ThreadIndex().x % 32 == 0) pipeline_.Release();
     pipeline_.Advance();
   }
 

@@ -47,48 +47,53 @@ MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
   }
 }
 
-// Two warpgroups: multiply, finish and store tiles, and sum tokens.
+// Multiplies, finishes and stores a tile.
+template <class Config>
+MOK_DEVICE void MultiplyTile(const ForwardWork& work, GemmConsumer<typename Config::Gemm>& consumer,
+                             const DeviceWait& wait, ConsumerTrace& trace) {
+  using Gemm = typename Config::Gemm;
+  typename GemmConsumer<Gemm>::Accumulator accumulator;
+  const bool has_rows = consumer.MainLoop(work.gemm, wait, accumulator);
+  trace.Record(work, TracePhase::kWork);
+  if (!has_rows) return;
+  if (work.kind == ForwardWork::Kind::kSwiGluGemm) {
+    EpilogueSwiGlu<Gemm>(work.gemm, accumulator);
+  } else {
+    EpilogueStore<Gemm>(work.gemm, accumulator);
+  }
+}
+
+// Two warpgroups: first all GEMMs, then all reductions. One loop for both would keep the
+// accumulators' registers alive in the reductions, since a tile's first multiply names them as
+// inputs, too.
 template <class Config>
 MOK_DEVICE void ConsumerRole(const ForwardParams& p, PassStorage<Config>& s) {
   using Gemm = typename Config::Gemm;
+  using Kind = ForwardWork::Kind;
   DeviceWait wait = WaitOf(p, PassRole::kConsumer);
   PassQueue<Config> queue(s.queue);
   GemmConsumer<Gemm> consumer(s.stages, s.barriers);
-  bool odd = false;  // signalled tiles so far
-  PassTracer tracer(p.trace);
-  const bool traces = ThreadIndex().x % 128 == 0;
-  uint64_t time = tracer.Now();
-  const auto record = [&](const ForwardWork& work, TracePhase phase) {
-    if (traces) time = tracer.Record(work.task_kind, phase, work.task, time);
-  };
+  ConsumerTrace trace(p.trace);
   for (;;) {
     const ForwardWork& work = queue.Front(wait);
-    if (work.kind == ForwardWork::Kind::kEnd) break;
+    if (work.kind == Kind::kEnd || work.kind == Kind::kReduce) break;
     wait.SetTask(work.task_kind, work.task);
-    record(work, TracePhase::kWait);
-    const int32_t signal = work.signal;
-    if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.PopByWarp();
-    if (work.kind == ForwardWork::Kind::kReduce) {
-      ReduceTokens(ReductionOf(p), work.tokens, static_cast<int>(ThreadIndex().x),
-                   Gemm::kConsumerThreads);
-    } else {
-      typename GemmConsumer<Gemm>::Accumulator accumulator;
-      const bool has_rows = consumer.MainLoop(work.gemm, wait, accumulator);
-      record(work, TracePhase::kWork);
-      if (has_rows) {
-        if (work.kind == ForwardWork::Kind::kSwiGluGemm) {
-          EpilogueSwiGlu<Gemm>(work.gemm, accumulator);
-        } else {
-          EpilogueStore<Gemm>(work.gemm, accumulator);
-        }
-      }
-    }
-    if (signal >= 0) {
-      SignalStored<Config>(p.signals.counters + signal, odd);
-      odd = !odd;
-    }
-    record(work, TracePhase::kStore);
-    if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.PopByWarp();
+    trace.Record(work, TracePhase::kWait);
+    if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
+    MultiplyTile<Config>(work, consumer, wait, trace);
+    trace.Record(work, TracePhase::kStore);
+    if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
+  }
+  for (;;) {
+    const ForwardWork& work = queue.Front(wait);
+    if (work.kind == Kind::kEnd) break;
+    wait.SetTask(work.task_kind, work.task);
+    trace.Record(work, TracePhase::kWait);
+    if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
+    ReduceTokens(ReductionOf(p), work.tokens, static_cast<int>(ThreadIndex().x),
+                 Gemm::kConsumerThreads);
+    trace.Record(work, TracePhase::kStore);
+    if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
   }
 }
 

@@ -11,14 +11,21 @@
 namespace mok {
 namespace {
 
-constexpr int64_t kMaxChunkBytes = 7168;
-constexpr int64_t kMaxDedicatedChunkBytes = 16384;
+constexpr int64_t kMaxChunkBytes = 8192;
+constexpr int64_t kMaxDedicatedChunkBytes = 8192;
 constexpr int32_t kTileColumns = 256;
-// Four rows per exchange task: a release per eight chunks of 7 KiB, and a warp still has many
+// 16 rows per exchange task: a release per 16 to 32 chunks, and a warp still has several
 // tasks.
-constexpr int32_t kExchangeTiles = 32;
-constexpr int32_t kTokenReduceTiles = 16;  // eight tokens: 7,168 vectors of 16 bytes at H = 7168
-constexpr int32_t kSeatsPerCommSm = 6;     // push warps of a block that only exchanges
+constexpr int32_t kExchangeTiles = 8;
+constexpr int32_t kTokenReduceTiles = 16;  // eight tokens: one for each consumer warp
+// A wave of tiles of 128 x 256 is about a square, and shares most operands in L2, when it has as
+// many column tiles as row blocks: a panel of row blocks for twelve columns (11 of 132 SMs). The
+// first rows of a panel leave before the next is computed.
+constexpr int32_t kPanelTiles = 12;
+// Row blocks for a quarter of the SMs: with any multiple of four column tiles a minibatch is a
+// whole number of waves, at whose ends the SMs are in step.
+constexpr int32_t kMinibatchTiles = 4;
+constexpr int32_t kSeatsPerCommSm = 6;  // push warps of a block that only exchanges
 
 Status CheckField(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return OkStatus();
@@ -55,7 +62,8 @@ int64_t MinibatchRows(const ForwardLayerShape& shape, int32_t num_workers) {
   model.tile_columns = kTileColumns;
   model.workers_per_tile = 1;
   model.num_workers = num_workers;
-  return DefaultMinibatchRows(model);
+  return std::max(DefaultMinibatchRows(model),
+                  CeilDiv<int64_t>(num_workers, kMinibatchTiles) * kRowBlock);
 }
 
 int64_t MacrobatchRows(const ForwardLayerShape& shape, int64_t minibatch_rows) {
@@ -86,9 +94,10 @@ std::string ForwardConfig::ToString() const {
   return StrCat(order == ColumnOrder::kPermuted ? "permuted" : "natural", " columns, ", num_blocks,
                 " blocks, ", num_comm_sms, " for exchange only; row blocks: minibatch ",
                 minibatch_blocks, ", macrobatch ", macrobatch_blocks, ", output panel ",
-                output_panel_blocks, "; per block ", exchange_tiles, " exchange and ",
-                token_reduce_tiles, " reduction tiles; chunk ", chunk_bytes, " bytes (",
-                dedicated_chunk_bytes, " dedicated), push interval ", push_interval_ns, " ns");
+                output_panel_blocks, ", gate-up panel ", gate_up_panel_blocks, "; per block ",
+                exchange_tiles, " exchange and ", token_reduce_tiles, " reduction tiles; chunk ",
+                chunk_bytes, " bytes (", dedicated_chunk_bytes, " dedicated), push interval ",
+                push_interval_ns, " ns");
 }
 
 StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
@@ -114,10 +123,10 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
       options.macrobatch_rows > 0 ? options.macrobatch_rows : MacrobatchRows(shape, minibatch_rows);
   config.macrobatch_blocks = macrobatch_rows / kRowBlock;
   config.minibatch_blocks = std::min(minibatch_rows / kRowBlock, config.macrobatch_blocks);
-  // One wave of Down tiles per panel, so that the first rows leave early.
-  const int64_t hidden_tiles = CeilDiv<int64_t>(shape.hidden, kTileColumns);
-  const int64_t panel = CeilDiv<int64_t>(num_workers, hidden_tiles);
-  if (panel < config.minibatch_blocks) config.output_panel_blocks = static_cast<int32_t>(panel);
+  const int64_t panel = CeilDiv<int64_t>(num_workers, kPanelTiles);
+  if (panel < config.minibatch_blocks) {
+    config.output_panel_blocks = config.gate_up_panel_blocks = static_cast<int32_t>(panel);
+  }
 
   config.exchange_tiles = kExchangeTiles;
   config.token_reduce_tiles = kTokenReduceTiles;

@@ -39,19 +39,19 @@ TEST(ForwardConfigTest, ModelShapes) {
   } kCases[] = {
       {Kimi(),
        {},
-       "permuted columns, 132 blocks, 0 for exchange only; row blocks: minibatch 17, macrobatch "
-       "170, output panel 5; per block 32 exchange and 16 reduction tiles; chunk 7168 bytes "
-       "(14336 dedicated), push interval 2782 ns"},
+       "permuted columns, 132 blocks, 0 for exchange only; row blocks: minibatch 33, macrobatch "
+       "198, output panel 11, gate-up panel 11; per block 8 exchange and 16 reduction tiles; chunk "
+       "7168 bytes (7168 dedicated), push interval 2782 ns"},
       {Qwen(),
        {},
        "permuted columns, 132 blocks, 0 for exchange only; row blocks: minibatch 33, macrobatch "
-       "231, output panel 9; per block 32 exchange and 16 reduction tiles; chunk 4096 bytes "
-       "(8192 dedicated), push interval 1590 ns"},
+       "231, output panel 11, gate-up panel 11; per block 8 exchange and 16 reduction tiles; chunk "
+       "8192 bytes (8192 dedicated), push interval 3180 ns"},
       {Kimi(),
        {.num_comm_sms = 12, .minibatch_rows = 2048, .macrobatch_rows = 4096},
        "permuted columns, 132 blocks, 12 for exchange only; row blocks: minibatch 16, macrobatch "
-       "32, output panel 5; per block 32 exchange and 16 reduction tiles; chunk 7168 bytes "
-       "(14336 dedicated), push interval 3035 ns"},
+       "32, output panel 10, gate-up panel 10; per block 8 exchange and 16 reduction tiles; chunk "
+       "7168 bytes (7168 dedicated), push interval 1517 ns"},
   };
   for (const auto& expected : kCases) {
     const StatusOr<ForwardConfig> config =
@@ -77,9 +77,9 @@ TEST(ForwardConfigTest, ChunksCoverARowEvenly) {
     shape.hidden = hidden;
     const ForwardConfig config = SelectForwardConfig(shape, {}, {}).value();
     EXPECT_EQ(config.chunk_bytes % 16, 0u);
-    EXPECT_LE(config.chunk_bytes, 7168u);
+    EXPECT_LE(config.chunk_bytes, 8192u);
     const int64_t chunks = (2 * hidden + config.chunk_bytes - 1) / config.chunk_bytes;
-    EXPECT_EQ(chunks, (2 * hidden + 7167) / 7168) << hidden;
+    EXPECT_EQ(chunks, (2 * hidden + 8191) / 8192) << hidden;
   }
 }
 

@@ -3,8 +3,9 @@
 //   forward_gpu_main [small] [model] [traffic] [--shape=kimi] [--comm_sms=0] [--minibatch=0]
 //                    [--macrobatch=0] [--sms=0] [--passes=20] [--virtual] [--device_schedule]
 //
-// small:   the layers of the emulator's test, against float64, on one GPU (1, 2 and 8 virtual
-//          ranks) and, if there are two, on two.
+// small:   the layers of the emulator's test, against float64, on one GPU (1, 2, 8 and 64 virtual
+//          ranks) and, if there are two, on two, where then one does not come. --only=text: those
+//          cases whose name contains it; --repeats=3: passes of a case, equal bit for bit.
 // model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
 //          tokens against float64, repeats bit for bit, time per pass. --virtual: also 2 and 8
 //          virtual ranks on one GPU. --device_schedule: every pass, timed ones too, builds its
@@ -13,6 +14,7 @@
 //          --trace=path: the raw trace of one pass of rank 0 (last layer and configuration).
 // The exit status is 1 if any check fails.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,13 +35,15 @@ constexpr double kRowTolerance = 2e-2;
 constexpr double kBurstTeraflops = 786, kSustainedTeraflops = 678;
 constexpr double kLinkGigabytes = 372;
 constexpr int kWarmUps = 6, kIterations = 30;
+constexpr int kPoisonedRepeats = 3;
 constexpr uint32_t kTraceCapacity = 1024;
 
 struct Flags {
   bool small = false, model = false, traffic = false, virtual_ranks = false;
   bool quick = false;
   int ranks = 0;  // 1: one GPU only, 2: two GPUs only
-  std::string shape, trace;
+  std::string shape, trace, only;
+  int repeats = kPoisonedRepeats;
   int passes = 20;
   DeviceLayerOptions options;
   std::vector<std::string> configs = {""};
@@ -53,12 +57,17 @@ void Check(bool ok, const std::string& label, const std::string& detail) {
   std::fflush(stdout);
 }
 
-// One pass of all ranks with everything poisoned before.
-Status RunPoisoned(DeviceLayer& layer) {
-  layer.Poison();
+// One pass of all ranks.
+Status RunPass(DeviceLayer& layer) {
   MOK_RETURN_IF_ERROR(layer.LaunchAll());
   MOK_RETURN_IF_ERROR(runtime::Synchronize());
   return layer.CheckRecords();
+}
+
+// The same with everything poisoned before.
+Status RunPoisoned(DeviceLayer& layer) {
+  layer.Poison();
+  return RunPass(layer);
 }
 
 std::string Errors(double tensor, double row) {
@@ -67,7 +76,9 @@ std::string Errors(double tensor, double row) {
   return text;
 }
 
-void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::string& name) {
+void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::string& name,
+                const Flags& flags) {
+  if (name.find(flags.only) == std::string::npos) return;
   const LayerData data(spec);
   const ReferenceResult reference = RunReference(ReferenceInputsOf(data));
   Tensor expected;
@@ -76,8 +87,8 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
     options.device_schedule = comm_sms == 0;
     DeviceLayer layer(data, options, ForwardKernelOf);
     const std::string label = StrCat(name, ", comm SMs ", comm_sms);
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      const Status status = RunPoisoned(layer);
+    for (int repeat = 0; repeat < flags.repeats; ++repeat) {
+      const Status status = repeat < kPoisonedRepeats ? RunPoisoned(layer) : RunPass(layer);
       if (!status.ok()) return Check(false, label, StrCat(status));
       const Tensor out = layer.Out();
       if (expected.bytes.empty()) expected = out;
@@ -90,7 +101,24 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
   }
 }
 
-void RunSmall(int devices) {
+// A rank whose peer never comes reports it within the timeout, and its kernel ends.
+void CheckMissingPeer(const LayerSpec& spec, DeviceLayerOptions options, const Flags& flags) {
+  const std::string name = "2 GPUs, one does not come";
+  if (name.find(flags.only) == std::string::npos) return;
+  options.timeout_ns = 50'000'000;
+  const LayerData data(spec);
+  DeviceLayer layer(data, options, ForwardKernelOf);
+  const Status before = RunPoisoned(layer);
+  const auto begin = std::chrono::steady_clock::now();
+  const bool ran = layer.Launch(0, PassMode::kWhole).ok() && runtime::Synchronize().ok();
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+  const std::string report = StrCat(layer.CheckRecords());
+  const bool named = report.find("for rank 1 at the entry of pass 2") != std::string::npos;
+  Check(before.ok() && ran && named && time.count() < 1000, name,
+        StrCat(report, "; after ", time.count(), " ms"));
+}
+
+void RunSmall(int devices, const Flags& flags) {
   LayerSpec spec;
   spec.topk = 3;
   spec.hidden = 328;
@@ -101,15 +129,15 @@ void RunSmall(int devices) {
   DeviceLayerOptions options;
   options.own_devices = false;
   const auto run = [&](const std::string& name) {
-    CheckSmall(spec, options, name);
+    CheckSmall(spec, options, name, flags);
     LayerSpec permuted = spec;
     permuted.hidden = 320;
     permuted.intermediate = permuted.shared_intermediate = 160;
-    CheckSmall(permuted, options, name + ", permuted");
+    CheckSmall(permuted, options, name + ", permuted", flags);
     DeviceLayerOptions several = options;
     several.forward.minibatch_rows = 128;
     several.forward.macrobatch_rows = 256;
-    CheckSmall(spec, several, name + ", several macrobatches");
+    CheckSmall(spec, several, name + ", several macrobatches", flags);
   };
   spec.tokens = {700};
   spec.experts = {6};
@@ -120,6 +148,13 @@ void RunSmall(int devices) {
   spec.tokens = {100, 0, 3, 250, 17, 128, 129, 73};
   spec.experts = {2, 0, 1, 1, 0, 1, 1, 0};
   run("8 virtual ranks");
+  spec.tokens.clear();
+  spec.experts.clear();
+  for (int rank = 0; rank < 64; ++rank) {
+    spec.tokens.push_back(rank * 37 % 50);
+    spec.experts.push_back(rank % 3);
+  }
+  run("64 virtual ranks");
   if (devices < 2) return;
   options.own_devices = true;
   spec.tokens = {400, 300};
@@ -127,15 +162,19 @@ void RunSmall(int devices) {
   run("2 GPUs");
   spec.tokens = {0, 300};
   run("2 GPUs, one without tokens");
+  CheckMissingPeer(spec, options, flags);
 }
 
-// Times of DESIGN section 11's protocol, and of a queue of passes.
-void PrintTimes(DeviceLayer& layer, const LayerData& data, bool own_devices, int passes) {
+std::vector<PassTimer::Lane> LanesOf(const DeviceLayer& layer, bool own_devices) {
   std::vector<PassTimer::Lane> lanes;
   for (int rank = 0; rank < (own_devices ? layer.num_ranks() : 1); ++rank) {
     lanes.push_back({rank, layer.stream(rank)});
   }
-  PassTimer timer(lanes);
+  return lanes;
+}
+
+// Times of DESIGN section 11's protocol, and of a queue of passes.
+void PrintTimes(DeviceLayer& layer, PassTimer& timer, const LayerData& data, int passes) {
   const auto milliseconds = [&](int count) {
     StatusOr<double> time = timer.Run([&] {
       for (int pass = 0; pass < count; ++pass) MOK_RETURN_IF_ERROR(layer.LaunchAll());
@@ -164,9 +203,12 @@ void PrintTimes(DeviceLayer& layer, const LayerData& data, bool own_devices, int
 }
 
 // num_warps, capacity, counts, events; little endian.
-void WriteTrace(DeviceLayer& layer, const DeviceLayerOptions& options, const std::string& path) {
+void WriteTrace(DeviceLayer& layer, PassTimer& timer, const DeviceLayerOptions& options,
+                const std::string& path) {
+  const auto run = [&] { MOK_CHECK(timer.Run([&] { return layer.LaunchAll(); }).ok()); };
+  for (int i = 0; i < kWarmUps; ++i) run();
   layer.Poison();
-  MOK_CHECK(layer.LaunchAll().ok() && runtime::Synchronize().ok());
+  run();
   const DeviceLayer::Trace trace = layer.TraceOfRankZero();
   std::ofstream file(path, std::ios::binary);
   const uint32_t head[2] = {static_cast<uint32_t>(trace.counts.size()), options.trace_capacity};
@@ -194,6 +236,8 @@ bool SetOption(const std::string& name, const std::string& value, DeviceLayerOpt
     options.forward.macrobatch_rows = number;
   } else if (name == "panel") {
     options.output_panel_blocks = small;
+  } else if (name == "gate_up_panel") {
+    options.gate_up_panel_blocks = small;
   } else if (name == "exchange_tiles") {
     options.exchange_tiles = small;
   } else if (name == "reduce_tiles") {
@@ -251,7 +295,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
     DeviceLayer layer(data, options, ForwardKernelOf);
     std::printf("     %s %s: %s\n", name.c_str(), config.c_str(),
                 layer.config(0).ToString().c_str());
-    for (int repeat = 0; repeat < 3; ++repeat) {
+    for (int repeat = 0; repeat < kPoisonedRepeats; ++repeat) {
       const Status status = RunPoisoned(layer);
       if (!status.ok()) return Check(false, name, StrCat(status));
       const Tensor out = layer.Out();
@@ -261,8 +305,9 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
       }
       if (!(out == expected)) Check(false, name, StrCat(config, ": differs in bits"));
     }
-    if (options.trace_capacity > 0) WriteTrace(layer, options, flags.trace);
-    PrintTimes(layer, data, own_devices, flags.passes);
+    PassTimer timer(LanesOf(layer, own_devices));
+    if (options.trace_capacity > 0) WriteTrace(layer, timer, options, flags.trace);
+    PrintTimes(layer, timer, data, flags.passes);
   }
 }
 
@@ -300,6 +345,10 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
     flags.quick = true;
   } else if (name == "--ranks") {
     flags.ranks = std::atoi(value.c_str());
+  } else if (name == "--only") {
+    flags.only = value;
+  } else if (name == "--repeats") {
+    flags.repeats = std::atoi(value.c_str());
   } else if (name == "--shape") {
     flags.shape = value;
   } else if (name == "--passes") {
@@ -329,7 +378,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "no GPU\n");
     return 2;
   }
-  if (flags.small) RunSmall(devices.value());
+  if (flags.small) RunSmall(devices.value(), flags);
   if (flags.model) RunModels(devices.value(), false, flags);
   if (flags.traffic) RunModels(devices.value(), true, flags);
   std::printf("%s\n", g_failures == 0 ? "all checks passed" : "CHECKS FAILED");

@@ -70,6 +70,7 @@ class ParamsBuilder {
     program.intermediate_tiles = TilesOf(shape_.intermediate, kernel_.tile_columns / 2);
     program.hidden_tiles = TilesOf(shape_.hidden, kernel_.tile_columns);
     program.output_panel_blocks = config_.output_panel_blocks;
+    program.gate_up_panel_blocks = config_.gate_up_panel_blocks;
     program.exchange_tiles = config_.exchange_tiles;
     program.token_reduce_tiles = config_.token_reduce_tiles;
     program.token_blocks = CeilDiv<int64_t>(arguments_.tokens.num_tokens, kRowBlock);

@@ -10,6 +10,7 @@ namespace mok {
 
 // What a scheduler hands to the producer and the consumers of its block.
 struct ForwardWork {
+  static constexpr Pass kPass = Pass::kForward;
   enum class Kind : int32_t { kEnd, kGemm, kSwiGluGemm, kReduce };
 
   GemmTask gemm;  // kGemm, kSwiGluGemm

@@ -1,10 +1,10 @@
-// What the compute roles of both passes have in common: one thread schedules; tiles are signalled
-// once they are stored.
+// What the compute roles of both passes have in common: the scheduler.
 #pragma once
 
 #include "mok_core/device/device.h"
 #include "mok_core/device/ticket_work_source.h"
 #include "mok_megakernel/sm90/pass_storage.h"
+#include "mok_schedule/program_cursor.h"
 #include "mok_schedule/program_dependencies.h"
 
 namespace mok {
@@ -35,8 +35,10 @@ class DependencyWaits {
  public:
   explicit MOK_DEVICE DependencyWaits(const uint64_t* counters) : counters_(counters) {}
 
-  // False: the grid is aborted.
-  MOK_DEVICE bool Await(const Dependencies& dependencies, const DeviceWait& wait) {
+  // False: the grid is aborted. meanwhile(): see DeviceWait.
+  template <class Meanwhile>
+  MOK_DEVICE bool Await(const Dependencies& dependencies, const DeviceWait& wait,
+                        Meanwhile meanwhile) {
     constexpr int kSkipped = kBug == PassBug::kSkipLastDependency ? 1 : 0;
     for (int i = 0; i < dependencies.num_waits - kSkipped; ++i) {
       const Wait& on = dependencies.waits[i];
@@ -46,7 +48,8 @@ class DependencyWaits {
         continue;
       }
       for (int32_t j = 0; j < on.num_counters; ++j) {
-        if (!wait.ForCounterGpu(counters_ + on.first_counter + j, on.target)) return false;
+        const uint64_t* counter = counters_ + on.first_counter + j;
+        if (!wait.ForCounterGpu(counter, on.target, meanwhile)) return false;
       }
       if (is_range) range_ = on;
     }
@@ -56,6 +59,53 @@ class DependencyWaits {
  private:
   const uint64_t* counters_;
   Wait range_ = {};  // the last one of several counters
+};
+
+// Signals the tiles that consumers have stored. A release takes until everything that the SM has
+// stored before has arrived, tens of microseconds while rows come in at full speed: in a consumer
+// it would hold up the GEMM. So consumers only pop a task once they have stored their parts, and
+// the scheduler, which would have to notice it anyway, signals.
+template <class Config>
+class TileSignals {
+ public:
+  MOK_DEVICE TileSignals(PassStorage<Config>& s, uint64_t* counters)
+      : queue_(s.queue), counters_(counters) {}
+
+  // A task has been pushed.
+  MOK_DEVICE void Pushed() {
+    ++num_tasks_;
+    if (Config::kBug == PassBug::kSignalBeforeEpilogue) SignalOldest();
+  }
+  // Signals what is finished by now.
+  MOK_DEVICE void SignalFinished() {
+    while (num_tasks_ > 0 && queue_.IsPopped()) SignalOldest();
+  }
+  // At most `most` tasks are unfinished.
+  MOK_DEVICE void AwaitAllBut(int most, const DeviceWait& wait) {
+    while (num_tasks_ > most) {
+      queue_.AwaitPop(wait);
+      SignalOldest();
+    }
+  }
+
+ private:
+  MOK_DEVICE void SignalOldest() {
+    const int32_t signal = queue_.Oldest().signal;
+    queue_.Finished();
+    --num_tasks_;
+    if (signal < 0) return;
+    // Stores of this tile, then tensor and bulk loads of whoever acquires.
+    if (Config::kBug != PassBug::kNoProxyFence) FenceProxyAsyncGlobal();
+    if (Config::kBug == PassBug::kRelaxedSignal) {
+      ReduceAddRelaxedGpu(counters_ + signal, uint64_t{1});
+    } else {
+      ReduceAddReleaseGpu(counters_ + signal, uint64_t{1});
+    }
+  }
+
+  PassQueue<Config> queue_;
+  uint64_t* counters_;
+  int num_tasks_ = 0;  // pushed and not yet signalled
 };
 
 template <PassBug kBug>
@@ -68,8 +118,8 @@ MOK_DEVICE bool SkipsWaits(PassMode mode, const Task& task) {
 }  // namespace pass_internal
 
 // One thread: takes the next task of the grid, waits for what it depends on and queues it for the
-// block, up to kQueueDepth tasks ahead of the GEMM. FillWork<Config>(p, program, task, work) of the
-// pass says what the task is made of.
+// block, up to kQueueDepth tasks ahead of the GEMM, and signals the tiles that the block has
+// stored. FillWork<Config>(p, program, task, work) of the pass says what the task is made of.
 template <class Config, class Params>
 MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s) {
   using namespace pass_internal;
@@ -77,19 +127,30 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s) {
   PassQueue<Config> queue(s.queue);
   const TaskRange range = ComputeRange(p.shape.mode, s.program);
   TicketWorkSource source(&p.signals.state->ticket, range.count);
+  ProgramCursor cursor(s.program, Queue::kCompute);
   DependencyWaits<Config::kBug> waits(p.signals.counters);
+  TileSignals<Config> signals(s, p.signals.counters);
+  const auto signal_finished = [&] { signals.SignalFinished(); };
   PassTracer tracer(p.trace);
   typename Config::Work work = {};
   bool aborted = false;
   uint64_t time = tracer.Now();
-  for (int64_t index; !aborted && source.Next(index);) {
-    const Task task = s.program.Decode(Queue::kCompute, range.begin + index);
-    const Dependencies dependencies = DependenciesOf(s.program, task);
+  // A task is taken when there is a place for it and no sooner: blocks that run far ahead of each
+  // other share fewer operands in L2.
+  const auto next = [&](int64_t& index) {
+    signals.AwaitAllBut(Config::kQueueDepth - 1, wait);
+    return source.Next(index);
+  };
+  for (int64_t index; !aborted && next(index);) {
+    const Task task = cursor.Seek(range.begin + index);
+    const Dependencies dependencies = DependenciesInPass<Config::kPass>(s.program, task);
     work.task_kind = static_cast<int32_t>(task.kind);
     work.task = index;
     wait.SetTask(work.task_kind, index);
     time = tracer.Record(work.task_kind, TracePhase::kWork, index, time);
-    if (!SkipsWaits<Config::kBug>(p.shape.mode, task) && !waits.Await(dependencies, wait)) {
+    signals.SignalFinished();
+    if (!SkipsWaits<Config::kBug>(p.shape.mode, task) &&
+        !waits.Await(dependencies, wait, signal_finished)) {
       aborted = true;
       continue;
     }
@@ -97,47 +158,31 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s) {
     work.signal = dependencies.num_signals > 0 ? dependencies.signals[0] : -1;
     FillWork<Config>(p, s.program, task, work);
     queue.Push(work, wait);
+    signals.Pushed();
     time = tracer.Record(work.task_kind, TracePhase::kStore, index, time);
   }
+  signals.AwaitAllBut(Config::kQueueDepth - 1, wait);
   work.kind = Config::Work::Kind::kEnd;
   if (!aborted || Config::kBug != PassBug::kNoEndOfWorkOnAbort) queue.Push(work, wait);
+  signals.AwaitAllBut(0, wait);
   const auto blocks = static_cast<int32_t>(GridDimensions().x) - p.shape.num_comm_sms;
   if (Config::kBug != PassBug::kNoTicketReset) source.Finish(blocks);
 }
 
-// Two named barriers, used in turn: a warp arrives when it has stored its part of a tile and goes
-// on; only the first warp waits for all, and signals. No warp can be two tiles ahead of the first
-// one, which frees the queue's place after it has signalled.
-inline constexpr int kStoredBarriers[2] = {1, 2};
+// What the first thread of a consumer warpgroup records.
+class ConsumerTrace {
+ public:
+  explicit MOK_DEVICE ConsumerTrace(const DeviceTraceParams& trace)
+      : tracer_(trace), traces_(ThreadIndex().x % 128 == 0), time_(tracer_.Now()) {}
+  template <class Work>
+  MOK_DEVICE void Record(const Work& work, TracePhase phase) {
+    if (traces_) time_ = tracer_.Record(work.task_kind, phase, work.task, time_);
+  }
 
-template <class Config, int kBarrier>
-MOK_DEVICE void WaitUntilStored() {
-  constexpr bool kHalf = Config::kBug == PassBug::kSignalOfOneWarpgroup;
-  constexpr int kThreads = kHalf ? 128 : Config::Gemm::kConsumerThreads;
-  if (Config::kBug == PassBug::kSignalBeforeEpilogue || ThreadIndex().x >= kThreads) return;
-  if (ThreadIndex().x < 32) {
-    NamedBarrierSync(kBarrier, kThreads);
-  } else {
-    NamedBarrierArrive(kBarrier, kThreads);
-  }
-}
-
-// By all consumer threads. odd: whether the number of tiles signalled so far is odd.
-template <class Config>
-MOK_DEVICE void SignalStored(uint64_t* counter, bool odd) {
-  if (odd) {
-    WaitUntilStored<Config, kStoredBarriers[1]>();
-  } else {
-    WaitUntilStored<Config, kStoredBarriers[0]>();
-  }
-  if (ThreadIndex().x != 0) return;
-  // Stores of this tile, then tensor and bulk loads of whoever acquires.
-  if (Config::kBug != PassBug::kNoProxyFence) FenceProxyAsyncGlobal();
-  if (Config::kBug == PassBug::kRelaxedSignal) {
-    ReduceAddRelaxedGpu(counter, uint64_t{1});
-  } else {
-    ReduceAddReleaseGpu(counter, uint64_t{1});
-  }
-}
+ private:
+  PassTracer tracer_;
+  bool traces_;
+  uint64_t time_;
+};
 
 }  // namespace mok

@@ -6,6 +6,7 @@
 #include "mok_comm/sm90/row_mover.h"
 #include "mok_core/device/device.h"
 #include "mok_megakernel/sm90/pass_storage.h"
+#include "mok_schedule/program_cursor.h"
 #include "mok_schedule/program_dependencies.h"
 
 namespace mok {
@@ -14,7 +15,7 @@ namespace mok {
 // order: nobody hands out tasks, and consecutive rows are spread over all SMs.
 struct ExchangeSeat {
   int32_t first, step;
-  StagingChunk chunk;
+  StagingChunks staging;
 };
 
 // The tasks of a seat in order. Decoding and dependencies take an SM a microsecond, so every lane
@@ -31,7 +32,7 @@ class ExchangeTasks {
   MOK_DEVICE ExchangeTasks(PassMode mode, const ProgramView& program, Queue queue,
                            const ExchangeSeat& seat)
       : program_(&program),
-        queue_(queue),
+        cursor_(program, queue),
         lane_(static_cast<int>(ThreadIndex().x) % 32),
         step_(seat.step),
         next_(seat.first),
@@ -69,10 +70,10 @@ class ExchangeTasks {
     own_ = {};
     const int64_t index = next_ + int64_t{step_} * lane_;
     if (index < count_) {
-      const Task task = program_->Decode(queue_, index);
+      const Task task = cursor_.Seek(index);
       own_.kind = task.kind;
       if (task.block >= 0) FillRows(task);
-      FillCounters(DependenciesOf(*program_, task));
+      FillCounters(DependenciesInPass<Config::kPass>(*program_, task));
       if (Drops(task.kind)) own_.tile.num_waits = 0;
     }
     SyncWarp();
@@ -88,7 +89,7 @@ class ExchangeTasks {
     const ProgramShape& shape = program_->shape();
     const int32_t per_tile = shape.rows_per_exchange_tile(), first = task.tile * per_tile;
     const int32_t rest = program_->table().rows_in_block(task.block) - first;
-    const auto slot = static_cast<int32_t>(shape.ring.slot_of_block(task.block));
+    const auto slot = static_cast<int32_t>(program_->SlotOfBlock(task.block, task.macrobatch));
     own_.tile.table_row = task.block * kRowBlock + first;
     own_.tile.local_row = slot * kRowBlock + first;
     own_.tile.rows = rest < 0 ? 0 : rest < per_tile ? rest : per_tile;
@@ -112,7 +113,7 @@ class ExchangeTasks {
   }
 
   const ProgramView* program_;
-  Queue queue_;
+  ProgramCursor cursor_;  // of this lane
   int lane_;
   int32_t step_;
   int64_t next_, count_;
@@ -153,7 +154,7 @@ MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const Exch
   constexpr bool kIsPull = kDirection == Direction::kPull;
   DeviceWait wait = WaitOf(p, kIsPull ? PassRole::kPull : PassRole::kPush);
   ExchangeTasks<Config> tasks(p.shape.mode, s.program, kIsPull ? Queue::kPull : Queue::kPush, seat);
-  RowMover<kDirection, Config::kExchangeBug> mover(p.signals.counters, seat.chunk);
+  RowMover<kDirection, Config::kExchangeBug> mover(p.signals.counters, seat.staging);
   typename ExchangeTasks<Config>::Item item = {};
   PassTracer tracer(p.trace);
   const bool traces = ThreadIndex().x % 32 == 0;

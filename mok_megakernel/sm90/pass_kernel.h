@@ -22,18 +22,25 @@ namespace pass_internal {
 
 template <class Config, class Params>
 MOK_DEVICE void Initialize(const Params& p, PassStorage<Config>& s, int warp) {
-  if (ThreadIndex().x % 32 != 0) return;
+  const int lane = static_cast<int>(ThreadIndex().x) % 32;
+  if (warp == kSchedulerWarp) {
+    if (lane == 0) PlaceUncountedProgramView(p.shape.program, p.schedule, &s.program);
+    SyncWarp();
+    if (lane < kNumQueues) s.program.CountTasks(static_cast<Queue>(lane));
+    return;
+  }
+  if (lane != 0) return;
   if (warp == 0) {
     InitializeGemm<typename Config::Gemm>(s.stages, s.barriers);
-    constexpr uint32_t kReaders = Config::Gemm::kConsumerWarps + 1;  // and the producer
+    constexpr uint32_t kReaders = Config::Gemm::kConsumerThreads + 1;  // and the producer
     PassQueue<Config>::Initialize(s.queue, kReaders);
-    for (int i = 0; i < kPassWarps; ++i) {
-      MbarrierInit(&s.chunk_full[i], 1);
-      MOK_NAME(&s.chunk_full[i], "chunk_full", i);
+    MOK_NO_UNROLL
+    for (int i = 0; i < kPassWarps * kStagingChunks; ++i) {
+      uint64_t* full = &s.chunk_full[i / kStagingChunks][i % kStagingChunks];
+      MbarrierInit(full, 1);
+      MOK_NAME(full, "chunk_full", i);
     }
     FenceMbarrierInit();
-  } else if (warp == kSchedulerWarp) {
-    s.program = MakeProgramView(p.shape.program, p.schedule);
   } else if (warp == kProducerWarp) {
     PrefetchTensorMaps(p);
   }
@@ -47,14 +54,16 @@ MOK_DEVICE bool FindSeat(const Params& p, PassStorage<Config>& s, int warp, Exch
     if (warp != kPullWarp && warp != kPushWarp) return false;
     seat.first = block;
     seat.step = static_cast<int32_t>(GridDimensions().x);
-    seat.chunk = {s.chunks[warp - kPullWarp], &s.chunk_full[warp], p.exchange.chunk_bytes};
+    seat.staging = {s.chunks[warp - kPullWarp][0], s.chunk_full[warp], p.exchange.chunk_bytes,
+                    Config::kChunkBytes};
     return true;
   }
   if (block >= p.shape.num_comm_sms) return false;
   constexpr int32_t kSeatsPerBlock = kPassWarps / 2;
   seat.first = block * kSeatsPerBlock + warp / 2;
   seat.step = p.shape.num_comm_sms * kSeatsPerBlock;
-  seat.chunk = {s.dedicated_chunks[warp], &s.chunk_full[warp], p.exchange.dedicated_chunk_bytes};
+  seat.staging = {s.dedicated_chunks[warp][0], s.chunk_full[warp], p.exchange.dedicated_chunk_bytes,
+                  PassStorage<Config>::kDedicatedChunkBytes};
   return true;
 }
 

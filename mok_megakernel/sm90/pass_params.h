@@ -59,14 +59,13 @@ enum class PassBug : int32_t {
   kSkipDependencies,      // the scheduler waits for nothing
   kSkipLastDependency,    // ... but for all waits except the last
   kNoProxyFence,          // neither who stores a tile nor who loads it
-  kSignalBeforeEpilogue,  // a tile is signalled when only the first warps have stored it
+  kSignalBeforeEpilogue,  // a tile is signalled before it is stored
   kRelaxedSignal,
   kReduceBeforeExit,  // TokenReduce does not wait
   kRingOverwrite,     // a pull does not wait for the readers of the slot
   kPushTooEarly,      // a push does not wait for the rows that it sends
   kExitBeforeSent,    // the exit does not wait for this rank's own pushes
   kNoEntrySignal,
-  kSignalOfOneWarpgroup,  // a tile is signalled when the first warpgroup has stored it
   kTaskReleasedBeforeRead,
   kNoEndOfWorkOnAbort,  // an aborted scheduler lets its block wait for ever
   kCountersKept,        // the next launch starts from the last one's counters

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "mok_comm/sm90/row_mover.h"
 #include "mok_core/device/device.h"
 #include "mok_core/device/device_trace.h"
 #include "mok_core/device/wait.h"
@@ -19,15 +20,16 @@ template <class GemmConfig, class WorkType, PassBug kBugValue = PassBug::kNone,
           ExchangeBug kExchangeBugValue = ExchangeBug::kNone>
 struct Sm90PassConfig {
   using Gemm = GemmConfig;
-  // Plain data with `kind`, of which kEnd ends the roles; `signal`, the counter to increment once
-  // the tile is stored, or -1; `task_kind` and `task` for reports.
+  // Plain data with the pass as kPass; `kind`, of which kEnd ends the roles; `signal`, the counter
+  // to increment once the tile is stored, or -1; `task_kind` and `task` for reports.
   using Work = WorkType;
+  static constexpr Pass kPass = WorkType::kPass;
   static constexpr PassBug kBug = kBugValue;
   static constexpr ExchangeBug kExchangeBug = kExchangeBugValue;
 
   static constexpr int kQueueDepth = 2;
-  // 7 KiB: half a row of 7,168 bf16.
-  static constexpr uint32_t kChunkBytes = 7168;
+  // A row of 4,096 bf16.
+  static constexpr uint32_t kChunkBytes = 8192;
   static_assert(Gemm::kTileM == kRowBlock, "a row block is one tile high");
 };
 
@@ -47,18 +49,18 @@ template <class Config>
 struct PassStorage {
   using Gemm = typename Config::Gemm;
   static constexpr uint32_t kDedicatedChunkBytes =
-      sizeof(GemmStages<Gemm>) / kPassWarps / 128 * 128;
+      sizeof(GemmStages<Gemm>) / (kPassWarps * kStagingChunks) / 128 * 128;
 
   union {
     GemmStages<Gemm> stages;
-    // A block that only exchanges has no GEMM: its stages are staging, one chunk per warp.
-    unsigned char dedicated_chunks[kPassWarps][kDedicatedChunkBytes];
+    // A block that only exchanges has no GEMM: its stages are the staging of its warps.
+    unsigned char dedicated_chunks[kPassWarps][kStagingChunks][kDedicatedChunkBytes];
   };
-  alignas(128) unsigned char chunks[2][Config::kChunkBytes];  // pull, push
+  alignas(128) unsigned char chunks[2][kStagingChunks][Config::kChunkBytes];  // pull, push
   GemmBarriers<Gemm> barriers;
   TaskQueueStorage<typename Config::Work, Config::kQueueDepth> queue;
-  uint64_t chunk_full[kPassWarps];  // of each exchange warp: bulk load -> the warp
-  ProgramView program;              // written before the roles start
+  uint64_t chunk_full[kPassWarps][kStagingChunks];  // of each exchange warp: bulk load -> the warp
+  ProgramView program;                              // written before the roles start
 };
 inline constexpr size_t kMaxBlockSharedBytes = 232448;  // 227 KiB, of sm_90
 

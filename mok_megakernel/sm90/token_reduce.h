@@ -46,56 +46,114 @@ struct ReduceColumns {
   }
 };
 
-// Routes whose rows are loaded together.
+inline constexpr int kLanes = 32;
+// A warp sums kReduceVectors vectors of 8 columns per lane, and loads those of kReduceRoutes routes
+// and of the shared expert before it adds the first.
+inline constexpr int kReduceVectors = 4;
 inline constexpr int kReduceRoutes = 4;
 
-// Adds the routes of a token in ascending order of k. Rows of missing routes are not read: the
-// memory there may hold anything.
-MOK_DEVICE void AddRoutes(const TokenReduction& from, int64_t token, int64_t column,
-                          ReduceColumns& sum) {
-  const int32_t topk = from.topk;
+// A lane's part of a row: vectors first, first + kLanes, ... below `count`.
+struct LaneVectors {
+  int32_t first, count;
+
+  MOK_DEVICE bool Has(int i) const { return first + i * kLanes < count; }
+  MOK_DEVICE void Load(const BFloat16* row, Word4 (&vectors)[kReduceVectors]) const {
+    MOK_UNROLL
+    for (int i = 0; i < kReduceVectors; ++i) {
+      if (!Has(i)) continue;
+      vectors[i] = LoadVectorStreaming(reinterpret_cast<const Word4*>(row) + first + i * kLanes);
+    }
+  }
+  MOK_DEVICE void Add(float weight, const Word4 (&vectors)[kReduceVectors],
+                      ReduceColumns (&sum)[kReduceVectors]) const {
+    MOK_UNROLL
+    for (int i = 0; i < kReduceVectors; ++i) {
+      if (Has(i)) sum[i].Add(weight, vectors[i]);
+    }
+  }
+  MOK_DEVICE void Store(const ReduceColumns (&sum)[kReduceVectors], BFloat16* row) const {
+    MOK_UNROLL
+    for (int i = 0; i < kReduceVectors; ++i) {
+      if (!Has(i)) continue;
+      StoreVector(reinterpret_cast<Word4*>(row) + first + i * kLanes, sum[i].Round());
+    }
+  }
+};
+
+// What lane l knows of route l of up to 32 routes of the warp's token.
+struct LaneRoute {
+  float weight;
+  uint32_t valid;  // bit l: of all lanes
+
+  MOK_DEVICE LaneRoute(const TokenReduction& from, int64_t token, int32_t first) {
+    const int32_t k = first + static_cast<int32_t>(ThreadIndex().x) % kLanes;
+    const int64_t route = token * from.topk + k;
+    const bool is_valid = k < from.topk && from.HasRoute(route);
+    weight = is_valid && from.is_weighted ? from.route_weight[route] : 1.0f;
+    valid = Ballot(is_valid);
+  }
+};
+
+// Rows of kReduceRoutes routes. Those of missing routes are not read: the memory there may hold
+// anything.
+struct RouteBatch {
+  Word4 vectors[kReduceRoutes][kReduceVectors];
+
+  MOK_DEVICE void Load(const BFloat16* rows, int64_t hidden, uint32_t valid,
+                       const LaneVectors& part) {
+    MOK_UNROLL
+    for (int i = 0; i < kReduceRoutes; ++i) {
+      if (valid >> i & 1u) part.Load(rows + i * hidden, vectors[i]);
+    }
+  }
+  // first: of the batch among the lanes' routes.
+  MOK_DEVICE void Add(const LaneRoute& route, int first, const LaneVectors& part,
+                      ReduceColumns (&sum)[kReduceVectors]) const {
+    MOK_UNROLL
+    for (int i = 0; i < kReduceRoutes; ++i) {
+      const float weight = Shuffle(route.weight, first + i);
+      if (route.valid >> (first + i) & 1u) part.Add(weight, vectors[i], sum);
+    }
+  }
+};
+
+// One token by one warp: first the shared term, then the routes in ascending order of k.
+MOK_DEVICE void ReduceToken(const TokenReduction& from, int64_t token) {
+  static_assert(kLanes % kReduceRoutes == 0);
   const int64_t hidden = from.hidden;
-  for (int32_t first = 0; first < topk; first += kReduceRoutes) {
-    Word4 rows[kReduceRoutes];
-    float weights[kReduceRoutes];
-    bool valid[kReduceRoutes];
-    MOK_UNROLL
-    for (int i = 0; i < kReduceRoutes; ++i) {
-      const int64_t route = token * topk + first + i;
-      valid[i] = first + i < topk && from.HasRoute(route);
-      if (!valid[i]) continue;
-      weights[i] = from.is_weighted ? from.route_weight[route] : 1.0f;
-      rows[i] = LoadVectorStreaming(
-          reinterpret_cast<const Word4*>(from.routes + route * hidden + column));
+  const BFloat16* rows = from.routes + token * from.topk * hidden;
+  const int32_t lane = static_cast<int32_t>(ThreadIndex().x) % kLanes, count = from.hidden / 8;
+  const LaneRoute first_routes(from, token, 0);
+  const float scale = from.has_shared_scale ? from.shared_scale[token] : 1.0f;
+  MOK_NO_UNROLL
+  for (int32_t first = 0; first < count; first += kLanes * kReduceVectors) {
+    const LaneVectors part = {first + lane, count};
+    ReduceColumns sum[kReduceVectors] = {};
+    Word4 shared[kReduceVectors];
+    if (from.has_shared) part.Load(from.shared + token * hidden, shared);
+    MOK_NO_UNROLL
+    for (int32_t k = 0; k < from.topk; k += kReduceRoutes) {
+      const int in_lanes = k % kLanes;
+      const LaneRoute route = k < kLanes ? first_routes : LaneRoute(from, token, k - in_lanes);
+      RouteBatch batch;
+      batch.Load(rows + k * hidden, hidden, route.valid >> in_lanes, part);
+      if (k == 0 && from.has_shared) part.Add(scale, shared, sum);
+      batch.Add(route, in_lanes, part, sum);
     }
-    MOK_UNROLL
-    for (int i = 0; i < kReduceRoutes; ++i) {
-      if (valid[i]) sum.Add(weights[i], rows[i]);
-    }
+    part.Store(sum, from.out + token * hidden);
   }
 }
 
 }  // namespace pass_internal
 
 // out[t] = bf16(shared(t) + sum over k of weight[t, k] * row[t, k]) for the tokens: fp32, shared
-// term first, k ascending, products fused. `thread` of `num_threads` threads of the block that call
-// it together.
+// term first, k ascending, products fused. `thread` of `num_threads` threads, whole warps of the
+// block that call it together.
 MOK_DEVICE void ReduceTokens(const TokenReduction& from, const TokenRange& tokens, int thread,
                              int num_threads) {
   using namespace pass_internal;
-  const int32_t vectors = from.hidden / 8;  // of a token
-  const int64_t hidden = from.hidden;
-  for (int32_t i = thread; i < tokens.count * vectors; i += num_threads) {
-    const int32_t in_tile = i / vectors;
-    const int64_t token = tokens.first + in_tile, column = int64_t{i - in_tile * vectors} * 8;
-    ReduceColumns sum = {};
-    if (from.has_shared) {
-      const float scale = from.has_shared_scale ? from.shared_scale[token] : 1.0f;
-      sum.Add(scale, LoadVectorStreaming(
-                         reinterpret_cast<const Word4*>(from.shared + token * hidden + column)));
-    }
-    AddRoutes(from, token, column, sum);
-    StoreVector(reinterpret_cast<Word4*>(from.out + token * hidden + column), sum.Round());
+  for (int32_t i = thread / kLanes; i < tokens.count; i += num_threads / kLanes) {
+    ReduceToken(from, tokens.first + i);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "mok_core/bits.h"
 #include "mok_core/macros.h"
@@ -43,6 +44,13 @@ MOK_HOST_DEVICE inline ProgramView MakeProgramView(ProgramShape shape,
                                                    const DeviceSchedule& schedule) {
   shape.ring.num_row_blocks = schedule.result->num_row_blocks;
   return ProgramView(shape, schedule.table(), schedule.pieces);
+}
+// The same in `view`; CountTasks has to follow for every queue.
+MOK_HOST_DEVICE inline void PlaceUncountedProgramView(ProgramShape shape,
+                                                      const DeviceSchedule& schedule,
+                                                      ProgramView* view) {
+  shape.ring.num_row_blocks = schedule.result->num_row_blocks;
+  new (view) ProgramView(ProgramView::Uncounted(), shape, schedule.table(), schedule.pieces);
 }
 
 // Where the arrays of a schedule lie in one allocation.

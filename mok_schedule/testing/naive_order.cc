@@ -78,13 +78,13 @@ class NaiveOrder {
 
   void ForwardMacrobatch(size_t m) {
     const int n = static_cast<int>(macrobatches_[m].minibatches.size());
-    AddOutputTiles(TaskKind::kGateUp, Minibatch(m, 0), shape_.intermediate_tiles);
+    AddGateUp(Minibatch(m, 0));
     for (int j = 0; j < n; ++j) {
-      AddOutputTiles(TaskKind::kGateUp, Minibatch(m, j + 1), shape_.intermediate_tiles);
+      AddGateUp(Minibatch(m, j + 1));
       AddExchange(TaskKind::kDispatch, Minibatch(m, j + 3));
       if (j == std::max(0, n - 2)) AddLeadIn(m + 1);
       AddExchange(TaskKind::kCombine, Minibatch(m, j - 1));
-      AddOutputPanels(TaskKind::kDown, Minibatch(m, j));
+      AddOutputs(TaskKind::kDown, Minibatch(m, j));
     }
     AddExchange(TaskKind::kCombine, Minibatch(m, n - 1));
   }
@@ -102,7 +102,7 @@ class NaiveOrder {
       if (recomputed) AddExchange(TaskKind::kRecomputeDispatch, Minibatch(m, j + 3));
       AddExchange(TaskKind::kReverseCombine, Minibatch(m, j + 3));
       AddExchange(TaskKind::kReverseDispatch, Minibatch(m, j - 1));
-      AddOutputPanels(TaskKind::kInputGrad, Minibatch(m, j));
+      AddOutputs(TaskKind::kInputGrad, Minibatch(m, j));
     }
     AddPieces(macrobatches_[m].index);
     AddExchange(TaskKind::kReverseDispatch, Minibatch(m, n - 1));
@@ -156,14 +156,18 @@ class NaiveOrder {
     }
   }
 
-  void AddOutputPanels(TaskKind kind, const Blocks& blocks) {
-    const size_t panel =
-        shape_.output_panel_blocks > 0 ? shape_.output_panel_blocks : blocks.size();
+  void AddPanels(TaskKind kind, const Blocks& blocks, int tiles, int panel_blocks) {
+    const size_t panel = panel_blocks > 0 ? panel_blocks : blocks.size();
     for (size_t first = 0; first < blocks.size(); first += panel) {
       const size_t end = std::min(first + panel, blocks.size());
-      AddOutputTiles(kind, Blocks(blocks.begin() + first, blocks.begin() + end),
-                     shape_.hidden_tiles);
+      AddOutputTiles(kind, Blocks(blocks.begin() + first, blocks.begin() + end), tiles);
     }
+  }
+  void AddGateUp(const Blocks& blocks) {
+    AddPanels(TaskKind::kGateUp, blocks, shape_.intermediate_tiles, shape_.gate_up_panel_blocks);
+  }
+  void AddOutputs(TaskKind kind, const Blocks& blocks) {
+    AddPanels(kind, blocks, shape_.hidden_tiles, shape_.output_panel_blocks);
   }
 
   void AddExchange(TaskKind kind, const Blocks& blocks) {

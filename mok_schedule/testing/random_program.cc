@@ -43,11 +43,11 @@ std::string ProgramCase::Description() const {
       StrCat(shape.pass == Pass::kForward ? "forward" : "backward", ", minibatch ",
              shape.ring.minibatch_blocks, ", macrobatch ", shape.ring.macrobatch_blocks, ", tiles ",
              shape.intermediate_tiles, " ", shape.down_grad_tiles, " ", shape.hidden_tiles, " ",
-             shape.weight_grad_down_tiles, " ", shape.weight_grad_gate_up_tiles, ", output panel ",
-             shape.output_panel_blocks, ", exchange tiles ", shape.exchange_tiles,
-             ", reduce tiles ", shape.token_reduce_tiles, ", token blocks ", shape.token_blocks,
-             ", shared tiles ", shape.shared_intermediate_tiles, " ", shape.shared_down_grad_tiles,
-             ", kept ", shape.kept_macrobatches, ", rows of experts");
+             shape.weight_grad_down_tiles, " ", shape.weight_grad_gate_up_tiles, ", panels ",
+             shape.output_panel_blocks, " ", shape.gate_up_panel_blocks, ", exchange tiles ",
+             shape.exchange_tiles, ", reduce tiles ", shape.token_reduce_tiles, ", token blocks ",
+             shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles, " ",
+             shape.shared_down_grad_tiles, ", kept ", shape.kept_macrobatches, ", rows of experts");
   for (const int32_t rows : table.expert_rows) text += StrCat(" ", rows);
   return text;
 }
@@ -72,8 +72,10 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
   shape.hidden_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.weight_grad_down_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
   shape.weight_grad_gate_up_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
-  shape.output_panel_blocks =
-      static_cast<int32_t>(std::max<int64_t>(0, Uniform(random, -3, shape.ring.minibatch_blocks)));
+  for (int32_t* panel : {&shape.output_panel_blocks, &shape.gate_up_panel_blocks}) {
+    *panel = static_cast<int32_t>(
+        std::max<int64_t>(0, Uniform(random, -3, shape.ring.minibatch_blocks)));
+  }
   shape.exchange_tiles = 1 << std::max<int64_t>(0, Uniform(random, -2, 2));
   shape.token_reduce_tiles = 1 << std::max<int64_t>(0, Uniform(random, -2, 2));
   shape.token_blocks = Uniform(random, 0, 4);

@@ -10,8 +10,8 @@ namespace {
 enum Role : int32_t { kPullRole, kPushRole };
 
 struct alignas(128) SharedStorage {
-  unsigned char chunks[2][kExchangeTestChunkBytes];
-  uint64_t full[2];
+  unsigned char chunks[2][kStagingChunks][kExchangeTestChunkBytes];
+  uint64_t full[2][kStagingChunks];
   uint32_t exited;
 };
 
@@ -38,7 +38,8 @@ template <Direction kDirection, ExchangeBug kBug>
 MOK_DEVICE bool MoveTiles(const ExchangeTestParams& p, SharedStorage& s, DeviceWait& wait) {
   constexpr bool kIsPull = kDirection == Direction::kPull;
   constexpr int kWarp = kIsPull ? 0 : 1;
-  RowMover<kDirection, kBug> mover(p.counters, {s.chunks[kWarp], &s.full[kWarp], p.chunk_bytes});
+  RowMover<kDirection, kBug> mover(
+      p.counters, {s.chunks[kWarp][0], s.full[kWarp], p.chunk_bytes, kExchangeTestChunkBytes});
   bool running = true;
   // What a block pulls another one pushes, if there is another.
   const auto blocks = static_cast<int32_t>(GridDimensions().x);
@@ -97,10 +98,11 @@ Exchange(MOK_GRID_CONSTANT(ExchangeTestParams) p) {
   constexpr auto kBug = static_cast<ExchangeBug>(kBugNumber);
   MOK_SHARED_STORAGE(SharedStorage, s);
   if (ThreadIndex().x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      MbarrierInit(&s.full[i], 1);
-      MOK_NAME(&s.full[i], "full", i);
-      MOK_NAME(s.chunks[i], "chunk", i);
+    for (int i = 0; i < 2 * kStagingChunks; ++i) {
+      const int warp = i / kStagingChunks, chunk = i % kStagingChunks;
+      MbarrierInit(&s.full[warp][chunk], 1);
+      MOK_NAME(&s.full[warp][chunk], "full", i);
+      MOK_NAME(s.chunks[warp][chunk], "chunk", i);
     }
     FenceMbarrierInit();
   }
