@@ -18,7 +18,7 @@ from benchmarks.layer.layers import Layer
 
 _SLEEP_CYCLES_PER_MS = 1_700_000
 _GEMM_SIZE = 8192
-_PAUSE_SECONDS = 0.05
+_PAUSE_MS = 20
 _PLAN_EVERY = 3
 
 
@@ -138,20 +138,22 @@ def _median_of_slowest(times: list[float], device: torch.device) -> float:
 class Rates:
     """TFLOP/s of an 8192 x 8192 x 8192 bf16 product on the slowest rank, random operands."""
 
-    burst: float  # products 50 ms apart
+    burst: float  # products 20 ms apart
     sustained: float  # 60 back to back
 
 
 def measure_rates(device: torch.device, size: int = _GEMM_SIZE) -> Rates:
     """Collective: all ranks at once, as in a layer."""
-    clock = Clock(device)
+    # Between single products the device spins: that draws little power, and an idle device seems to
+    # lower its clock, so that a product 50 ms after the last one ran slower than 60 in a row.
+    clock, spaced = Clock(device), Clock(device, _PAUSE_MS)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
 
-    def run(count: int) -> float:
+    def run(count: int, before: Clock = clock) -> float:
         clock.synchronize()
-        clock.align()
+        before.align()
         begin = clock.mark()
         for _ in range(count):
             torch.mm(a, b, out=out)
@@ -160,10 +162,7 @@ def measure_rates(device: torch.device, size: int = _GEMM_SIZE) -> Rates:
         return clock.elapsed_ms(begin, end) / count
 
     run(3)
-    bursts = []
-    for _ in range(9):
-        time.sleep(_PAUSE_SECONDS)
-        bursts.append(run(1))
+    bursts = [run(1, spaced) for _ in range(9)]
     teraflop = 2.0 * size**3 * 1e-12
     burst = teraflop / (_median_of_slowest(bursts, device) * 1e-3)
     sustained = teraflop / (_median_of_slowest([run(60)], device) * 1e-3)
