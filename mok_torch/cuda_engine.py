@@ -186,7 +186,9 @@ class CudaEngine:
         values = self._group.exchange(value, self._timeout_seconds)
         for rank, other in enumerate(values):
             if isinstance(other, Exception):
-                raise type(other)(f"rank {rank}: {other}") from other
+                error = type(other)(f"rank {rank}: {other}")
+                error.is_shared = True
+                raise error from other
         return values
 
     def check(self):

@@ -19,7 +19,7 @@ from mok_torch import _C
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_engine import CudaEngine, cuda_device
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
-from mok_torch.errors import as_shared_error
+from mok_torch.errors import RankTimeoutError, as_shared_error
 from mok_torch.groups import SingleRank, as_group
 
 # Stands for the cached workspace of one rank and the shapes at hand.
@@ -193,7 +193,10 @@ class Workspace:
         try:
             yield
         except Exception as error:
-            if self.ep_size > 1:
+            # What came from another rank, or has been sent, is not sent again: nobody waits for it.
+            is_news = not isinstance(error, RankTimeoutError) and not hasattr(error, "is_shared")
+            if self.ep_size > 1 and is_news:
+                error.is_shared = True
                 shared, code = as_shared_error(error)
                 report = (operation, code, str(shared))
                 if self.device.type == "cuda":

@@ -106,8 +106,11 @@ run_pytest() {
   require_gpus
   local set
   for set in "${device_sets[@]}"; do
+    # Fails with one GPU instead of passing over what it is for.
+    local unable=()
+    [[ "$set" == *,* ]] || unable=(--ignore="$site/mok_torch/distributed_cuda_test.py")
     CUDA_VISIBLE_DEVICES="$set" step "pytest_$set" "$python" -m pytest -q -p no:cacheprovider \
-      --import-mode=importlib "$site/mok_torch"
+      --import-mode=importlib "${unable[@]}" "$site/mok_torch"
   done
 }
 
