@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "mok_core/dtype.h"
+#include "mok_core/status.h"
 
 namespace mok::testing {
 namespace {
@@ -49,6 +50,28 @@ struct ExpertWeights {
   int64_t intermediate;
 };
 
+const BFloat16* Values(const Tensor& tensor, int64_t begin) {
+  return static_cast<const BFloat16*>(tensor.At(begin));
+}
+
+// `expert` of all experts; -1: the shared one.
+ExpertWeights WeightsOf(const LayerData& data, int64_t expert) {
+  const LayerSpec& spec = data.spec;
+  if (expert < 0) {
+    return {Values(data.shared_gate, 0), Values(data.shared_up, 0), Values(data.shared_down, 0),
+            spec.shared_intermediate};
+  }
+  const int64_t begin = expert * spec.hidden * spec.intermediate;
+  return {Values(data.gate, begin), Values(data.up, begin), Values(data.down, begin),
+          spec.intermediate};
+}
+
+std::vector<double> RowOf(const Tensor& matrix, int64_t row, int64_t columns) {
+  std::vector<double> values(static_cast<size_t>(columns));
+  for (int64_t j = 0; j < columns; ++j) values[j] = ToFloat(Values(matrix, row * columns)[j]);
+  return values;
+}
+
 // Adds weight * expert(x) to out, in double.
 void AddExpert(const ExpertWeights& expert, const std::vector<double>& x, double weight,
                double limit, double* out) {
@@ -72,8 +95,34 @@ void AddExpert(const ExpertWeights& expert, const std::vector<double>& x, double
   }
 }
 
-const BFloat16* Values(const Tensor& tensor, int64_t begin) {
-  return static_cast<const BFloat16*>(tensor.At(begin));
+// Adds the gradient of weight * expert(x) to d_x, and returns that of weight. g and u are rounded
+// as the layer saves them.
+double AddExpertGradient(const ExpertWeights& expert, const std::vector<double>& x,
+                         const std::vector<double>& d_out, double weight, double* d_x) {
+  const auto hidden = static_cast<int64_t>(x.size()), width = expert.intermediate;
+  std::vector<double> d_h(static_cast<size_t>(width));
+  for (int64_t j = 0; j < hidden; ++j) {
+    for (int64_t i = 0; i < width; ++i) d_h[i] += d_out[j] * ToFloat(expert.down[j * width + i]);
+  }
+  double d_weight = 0;
+  for (int64_t i = 0; i < width; ++i) {
+    double g = 0, u = 0;
+    for (int64_t j = 0; j < hidden; ++j) {
+      g += x[j] * ToFloat(expert.gate[i * hidden + j]);
+      u += x[j] * ToFloat(expert.up[i * hidden + j]);
+    }
+    g = ToFloat(RoundToBFloat16(static_cast<float>(g)));
+    u = ToFloat(RoundToBFloat16(static_cast<float>(u)));
+    const double sigmoid = 1 / (1 + std::exp(-g)), silu = g * sigmoid;
+    d_weight += d_h[i] * silu * u;
+    const double d_gate = weight * d_h[i] * u * sigmoid * (1 + g * (1 - sigmoid));
+    const double d_up = weight * d_h[i] * silu;
+    for (int64_t j = 0; j < hidden; ++j) {
+      d_x[j] +=
+          d_gate * ToFloat(expert.gate[i * hidden + j]) + d_up * ToFloat(expert.up[i * hidden + j]);
+    }
+  }
+  return d_weight;
 }
 
 int OwnerOf(const std::vector<int64_t>& begin, int64_t index) {
@@ -138,6 +187,7 @@ LayerData MakeLargeLayer(const LayerSpec& spec) {
   const auto scale = [](int64_t columns) { return 1 / std::sqrt(static_cast<double>(columns)); };
   const int64_t shared_columns = std::max<int64_t>(spec.shared_intermediate, 1);
   data.x = RandomTensor(tokens * width, 1, 1);
+  data.d_out = RandomTensor(tokens * width, 1, 9);
   data.gate = RandomTensor(spec.num_experts() * expert, scale(width), 2);
   data.up = RandomTensor(spec.num_experts() * expert, scale(width), 3);
   data.down = RandomTensor(spec.num_experts() * expert, scale(spec.intermediate), 4);
@@ -156,7 +206,7 @@ LayerData MakeLargeLayer(const LayerSpec& spec) {
 
 std::vector<double> ReferenceRows(const LayerData& data, const std::vector<int64_t>& tokens) {
   const LayerSpec& spec = data.spec;
-  const int64_t hidden = spec.hidden, expert = hidden * spec.intermediate;
+  const int64_t hidden = spec.hidden;
   const double limit = spec.swiglu_limit > 0 ? spec.swiglu_limit : INFINITY;
   std::vector<double> out(tokens.size() * static_cast<size_t>(hidden));
   // A term of a token: the shared expert (-1) or route k.
@@ -165,19 +215,11 @@ std::vector<double> ReferenceRows(const LayerData& data, const std::vector<int64
     for (int64_t term = begin; term < end; ++term) {
       const int64_t token = tokens[term / (spec.topk + 1)], k = term % (spec.topk + 1) - 1;
       terms[term].resize(static_cast<size_t>(hidden));
-      std::vector<double> x(static_cast<size_t>(hidden));
-      for (int64_t j = 0; j < hidden; ++j) x[j] = ToFloat(Values(data.x, token * hidden)[j]);
-      if (k < 0) {
-        AddExpert({Values(data.shared_gate, 0), Values(data.shared_up, 0),
-                   Values(data.shared_down, 0), spec.shared_intermediate},
-                  x, 1, limit, terms[term].data());
-        continue;
-      }
-      const int64_t route = token * spec.topk + k, id = data.topk_idx[route];
-      if (id < 0) continue;
-      AddExpert({Values(data.gate, id * expert), Values(data.up, id * expert),
-                 Values(data.down, id * expert), spec.intermediate},
-                x, data.topk_weight[route], limit, terms[term].data());
+      const std::vector<double> x = RowOf(data.x, token, hidden);
+      const int64_t route = token * spec.topk + k, id = k < 0 ? -1 : data.topk_idx[route];
+      if (k >= 0 && id < 0) continue;
+      AddExpert(WeightsOf(data, id), x, k < 0 ? 1 : data.topk_weight[route], limit,
+                terms[term].data());
     }
   });
   for (size_t term = 0; term < terms.size(); ++term) {
@@ -185,6 +227,34 @@ std::vector<double> ReferenceRows(const LayerData& data, const std::vector<int64
     for (int64_t j = 0; j < hidden; ++j) row[j] += terms[term][j];
   }
   return out;
+}
+
+GradientRows ReferenceGradientRows(const LayerData& data, const std::vector<int64_t>& tokens) {
+  const LayerSpec& spec = data.spec;
+  const int64_t hidden = spec.hidden, terms_per_token = spec.topk + 1;
+  MOK_CHECK(spec.swiglu_limit <= 0);
+  GradientRows rows;
+  rows.d_x.resize(tokens.size() * static_cast<size_t>(hidden));
+  rows.d_topk_weight.resize(tokens.size() * static_cast<size_t>(spec.topk));
+  std::vector<std::vector<double>> terms(tokens.size() * static_cast<size_t>(terms_per_token));
+  ParallelFor(static_cast<int64_t>(terms.size()), [&](int64_t begin, int64_t end) {
+    for (int64_t term = begin; term < end; ++term) {
+      const int64_t index = term / terms_per_token, token = tokens[index];
+      const int64_t k = term % terms_per_token - 1, route = token * spec.topk + k;
+      terms[term].resize(static_cast<size_t>(hidden));
+      const int64_t id = k < 0 ? -1 : data.topk_idx[route];
+      if (k >= 0 ? id < 0 : spec.shared_intermediate == 0) continue;
+      const double d_weight = AddExpertGradient(
+          WeightsOf(data, id), RowOf(data.x, token, hidden), RowOf(data.d_out, token, hidden),
+          k < 0 ? 1 : data.topk_weight[route], terms[term].data());
+      if (k >= 0) rows.d_topk_weight[index * spec.topk + k] = d_weight;
+    }
+  });
+  for (size_t term = 0; term < terms.size(); ++term) {
+    double* row = rows.d_x.data() + term / terms_per_token * hidden;
+    for (int64_t j = 0; j < hidden; ++j) row[j] += terms[term][j];
+  }
+  return rows;
 }
 
 std::vector<int64_t> SampleTokens(int64_t num_tokens, int64_t count) {

@@ -30,6 +30,13 @@ LayerData MakeLargeLayer(const LayerSpec& spec);
 // Rows `tokens` of out in float64, [tokens, H].
 std::vector<double> ReferenceRows(const LayerData& data, const std::vector<int64_t>& tokens);
 
+// The same rows of the gradients, of layers without clamp.
+struct GradientRows {
+  std::vector<double> d_x;            // [tokens, H]
+  std::vector<double> d_topk_weight;  // [tokens, K]
+};
+GradientRows ReferenceGradientRows(const LayerData& data, const std::vector<int64_t>& tokens);
+
 // `count` tokens spread over [0, num_tokens), with the first and the last.
 std::vector<int64_t> SampleTokens(int64_t num_tokens, int64_t count);
 

@@ -1,0 +1,23 @@
+// The backward kernel with each of its planted mistakes.
+#include "mok_core/emulator/tests/kernel_table.h"
+#include "mok_megakernel/sm90/backward_test_config.h"
+#include "mok_megakernel/sm90/backward_test_kernels.h"
+
+namespace mok::testing {
+namespace {
+
+template <int kBug>
+using ConfigWithBug =
+    Sm90BackwardConfig<SmallBackwardGemm<ColumnOrder::kNatural>, static_cast<PassBug>(kBug)>;
+// The kernel as a template over a number.
+template <int kBug>
+constexpr auto& kKernelWithBug = BackwardKernel<ConfigWithBug<kBug>>;
+
+}  // namespace
+
+PassKernelInfo BackwardKernelWithBug(int bug) {
+  return SmallBackwardKernelInfo<ConfigWithBug<0>>(
+      MOK_KERNEL_TABLE(kKernelWithBug, static_cast<int>(PassBug::kCount), bug));
+}
+
+}  // namespace mok::testing

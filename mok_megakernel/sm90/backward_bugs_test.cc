@@ -1,0 +1,115 @@
+// Every planted mistake of the backward kernel is noticed under every interleaving.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "mok_core/device/runtime.h"
+#include "mok_core/emulator/emulator.h"
+#include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_megakernel/sm90/backward_test_kernels.h"
+#include "mok_megakernel/sm90/forward_test_kernels.h"
+#include "mok_megakernel/sm90/testing/device_backward.h"
+#include "mok_megakernel/sm90/testing/device_layer.h"
+
+namespace mok::testing {
+namespace {
+
+// Two ranks whose rings are used several times, a shared expert, and a last token block that is not
+// full.
+LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {40, 90};  // the second warpgroup has rows as well
+  spec.experts = {2, 3};
+  spec.topk = 2;
+  spec.hidden = 40;
+  spec.intermediate = 24;
+  spec.shared_intermediate = 8;
+  return spec;
+}
+
+DeviceLayerOptions OptionsOf() {
+  DeviceLayerOptions options;
+  options.forward.num_sms = 2;
+  options.forward.minibatch_rows = 128;
+  options.forward.macrobatch_rows = 128;
+  options.exchange_tiles = 8;
+  options.token_reduce_tiles = 8;
+  options.chunk_bytes = 32;  // a row is three chunks, the last one short
+  return options;
+}
+
+// The layer after its forward, and a backward whose counters and meetings are its own. It computes
+// everything again: a second pass does not find what the forward has left.
+struct Case {
+  explicit Case(const LayerData& data)
+      : layer(data, OptionsOf(), SmallForwardKernel),
+        backward(layer, {.kept_macrobatches = 0, .own_state = true}, SmallBackwardKernel) {
+    MOK_CHECK(layer.LaunchAll().ok());
+    MOK_CHECK(runtime::Synchronize().ok());
+  }
+
+  DeviceLayer layer;
+  DeviceBackward backward;
+};
+
+bool SameGradients(const LayerResult& a, const LayerResult& b) {
+  return a.d_x == b.d_x && a.d_topk_weight == b.d_topk_weight && a.d_gate == b.d_gate &&
+         a.d_up == b.d_up && a.d_down == b.d_down && a.d_shared_gate == b.d_shared_gate &&
+         a.d_shared_up == b.d_shared_up && a.d_shared_down == b.d_shared_down;
+}
+
+class BackwardBugsTest : public ::testing::Test {
+ protected:
+  BackwardBugsTest() : data_(SmallLayer()) {
+    StartCase({0, 0.1});
+    Case correct(data_);
+    MOK_CHECK(correct.backward.LaunchAll().ok());
+    MOK_CHECK(runtime::Synchronize().ok());
+    expected_ = correct.backward.Result();
+  }
+
+  // Two passes: what the first leaves behind matters.
+  Outcome RunKernel(int bug, const Interleaving& interleaving) {
+    StartCase(interleaving);
+    Case test(data_);
+    for (int pass = 0; pass < 2; ++pass) {
+      MOK_CHECK(test.backward.LaunchAll(BackwardKernelWithBug(bug)).ok());
+    }
+    return RunAndCompare([&] {
+      return test.backward.CheckRecords().ok() && SameGradients(test.backward.Result(), expected_);
+    });
+  }
+
+  LayerData data_;
+  LayerResult expected_;
+};
+
+TEST_F(BackwardBugsTest, TheCorrectKernelIsCorrect) { ExpectMatchesReference(data_, expected_); }
+
+TEST_F(BackwardBugsTest, EveryBugOfTheKernelIsFlagged) {
+  ExpectEveryBugFlagged(
+      [&](int bug, const Interleaving& interleaving) { return RunKernel(bug, interleaving); },
+      static_cast<int>(PassBug::kCount),
+      [](int bug) { return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort); });
+}
+
+TEST_F(BackwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {
+  for (const PassBug bug : {PassBug::kNone, PassBug::kNoEndOfWorkOnAbort}) {
+    for (const Interleaving& interleaving : kInterleavings) {
+      StartCase(interleaving);
+      emulator::Options options = emulator::CurrentOptions();
+      options.fast_forward = true;
+      emulator::Configure(options);
+      Case test(data_);
+      // Rank 1 is dead.
+      MOK_CHECK(
+          test.backward.Launch(0, PassMode::kWhole, BackwardKernelWithBug(static_cast<int>(bug)))
+              .ok());
+      const emulator::Report report = emulator::Run();
+      EXPECT_EQ(report.ok, bug == PassBug::kNone) << report.kind << report.text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mok::testing

@@ -1,0 +1,432 @@
+// Checks and times the backward kernel on Hopper GPUs.
+//
+//   backward_gpu_main [small] [medium] [model] [traffic] [--shape=kimi] [--ranks=0] [--virtual]
+//                     [--quick] [--passes=20] [--comm_sms=0] [--minibatch=0] [--macrobatch=0]
+//                     [--sms=0] [--trace]
+//
+// small:   the layers of the emulator's test, all gradients against float64, on one GPU (1, 2 and 8
+//          virtual ranks) and, if there are two, on two.
+// medium:  a layer of many tiles, all gradients against the host engine.
+// model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
+//          tokens against float64 (not with --quick), repeats bit for bit, time per pass.
+//          --virtual: also 2 and 8 virtual ranks on one GPU. --ranks=1 or 2: only these. --trace:
+//          what consumers of rank 0 did.
+// The exit status is 1 if any check fails.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "mok_core/device/runtime.h"
+#include "mok_megakernel/sm90/testing/device_backward.h"
+#include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_megakernel/sm90/testing/model_layer.h"
+#include "mok_megakernel/sm90/testing/pass_timer.h"
+
+namespace mok::testing {
+namespace {
+
+constexpr double kTensorTolerance = 4e-3;
+constexpr double kRowTolerance = 2e-2;
+constexpr double kRouterTolerance = 1e-2;
+constexpr double kEngineTolerance = 5e-3;  // between two correct engines that round differently
+constexpr double kBurstTeraflops = 786, kSustainedTeraflops = 678;
+constexpr double kLinkGigabytes = 372;
+constexpr int kWarmUps = 6, kIterations = 30;
+constexpr uint32_t kTraceCapacity = 4096;
+
+struct Flags {
+  bool small = false, medium = false, model = false, traffic = false, virtual_ranks = false;
+  bool quick = false, trace = false;
+  int ranks = 0;
+  std::string shape;
+  int passes = 20;
+  ForwardOptions forward;
+};
+
+int g_failures = 0;
+
+void Check(bool ok, const std::string& label, const std::string& detail) {
+  if (!ok) ++g_failures;
+  std::printf("%s %-52s %s\n", ok ? "ok  " : "FAIL", label.c_str(), detail.c_str());
+  std::fflush(stdout);
+}
+
+// Forward and backward of a layer on all ranks.
+struct Step {
+  Step(const LayerData& data, const DeviceLayerOptions& options,
+       const DeviceBackwardOptions& backward_options)
+      : layer(data, options, ForwardKernelOf),
+        backward(layer, backward_options, BackwardKernelOf) {}
+
+  // Everything poisoned before each pass.
+  Status Run() {
+    layer.Poison();
+    MOK_RETURN_IF_ERROR(layer.LaunchAll());
+    MOK_RETURN_IF_ERROR(runtime::Synchronize());
+    backward.Poison();
+    MOK_RETURN_IF_ERROR(backward.LaunchAll());
+    MOK_RETURN_IF_ERROR(runtime::Synchronize());
+    MOK_RETURN_IF_ERROR(layer.CheckRecords());
+    return backward.CheckRecords();
+  }
+
+  DeviceLayer layer;
+  DeviceBackward backward;
+};
+
+// What a result is compared by.
+struct NamedTensor {
+  const char* name;
+  const Tensor* tensor;
+  int64_t columns;
+};
+std::vector<NamedTensor> GradientsOf(const LayerResult& result, const LayerSpec& spec) {
+  std::vector<NamedTensor> tensors = {{"d_x", &result.d_x, spec.hidden},
+                                      {"d_topk_weight", &result.d_topk_weight, 0},
+                                      {"d_gate", &result.d_gate, spec.hidden},
+                                      {"d_up", &result.d_up, spec.hidden},
+                                      {"d_down", &result.d_down, spec.intermediate}};
+  if (spec.shared_scale) tensors.push_back({"d_shared_scale", &result.d_shared_scale, 0});
+  for (size_t rank = 0; rank < result.d_shared_gate.size(); ++rank) {
+    tensors.push_back({"d_shared_gate", &result.d_shared_gate[rank], spec.hidden});
+    tensors.push_back({"d_shared_up", &result.d_shared_up[rank], spec.hidden});
+    tensors.push_back({"d_shared_down", &result.d_shared_down[rank], spec.shared_intermediate});
+  }
+  return tensors;
+}
+
+// The name of the first gradient that differs in bits, or empty.
+std::string FirstDifference(const LayerResult& a, const LayerResult& b, const LayerSpec& spec) {
+  const std::vector<NamedTensor> left = GradientsOf(a, spec), right = GradientsOf(b, spec);
+  if (left.size() != right.size()) return "number of gradients";
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (!(*left[i].tensor == *right[i].tensor)) return left[i].name;
+  }
+  return "";
+}
+
+// The worst relative error of `actual`, as a multiple of its tolerance.
+class WorstError {
+ public:
+  void Add(const NamedTensor& actual, const std::vector<double>& expected, double tolerance) {
+    const bool is_scalar = actual.columns == 0;
+    const double error = RelativeError(*actual.tensor, expected);
+    const double row = is_scalar ? 0 : WorstRowError(*actual.tensor, expected, actual.columns);
+    const double limit = is_scalar ? kRouterTolerance : tolerance;
+    const double multiple = std::max(error / limit, row / kRowTolerance);
+    if (multiple <= worst_) return;
+    worst_ = multiple;
+    char text[128];
+    std::snprintf(text, sizeof text, "%s: tensor %.2e, worst row %.2e", actual.name, error, row);
+    text_ = text;
+  }
+  bool ok() const { return worst_ <= 1; }
+  const std::string& text() const { return text_; }
+
+ private:
+  double worst_ = -1;
+  std::string text_;
+};
+
+Tensor SumOf(const std::vector<Tensor>& parts) {
+  Tensor sum(DType::kFp32, parts.empty() ? 0 : parts[0].size());
+  for (int64_t i = 0; i < sum.size(); ++i) {
+    double value = 0;
+    for (const Tensor& part : parts) value += part.Get(i);
+    sum.Set(i, value);
+  }
+  return sum;
+}
+
+void CheckReference(const LayerData& data, const LayerResult& result, const std::string& label) {
+  const LayerSpec& spec = data.spec;
+  const ReferenceResult reference = RunReference(ReferenceInputsOf(data));
+  WorstError worst;
+  worst.Add({"d_x", &result.d_x, spec.hidden}, reference.d_x, kTensorTolerance);
+  worst.Add({"d_topk_weight", &result.d_topk_weight, 0}, reference.d_topk_weight, 0);
+  worst.Add({"d_shared_scale", &result.d_shared_scale, 0}, reference.d_shared_scale, 0);
+  worst.Add({"d_gate", &result.d_gate, spec.hidden}, reference.d_gate, kTensorTolerance);
+  worst.Add({"d_up", &result.d_up, spec.hidden}, reference.d_up, kTensorTolerance);
+  worst.Add({"d_down", &result.d_down, spec.intermediate}, reference.d_down, kTensorTolerance);
+  const Tensor gate = SumOf(result.d_shared_gate), up = SumOf(result.d_shared_up);
+  const Tensor down = SumOf(result.d_shared_down);
+  worst.Add({"d_shared_gate", &gate, spec.hidden}, reference.d_shared_gate, kTensorTolerance);
+  worst.Add({"d_shared_up", &up, spec.hidden}, reference.d_shared_up, kTensorTolerance);
+  worst.Add({"d_shared_down", &down, spec.shared_intermediate}, reference.d_shared_down,
+            kTensorTolerance);
+  Check(worst.ok(), label, worst.text());
+}
+
+// Placements, recomputation and repeats have the same bits, and these are right.
+void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::string& name) {
+  const LayerData data(spec);
+  LayerResult expected;
+  for (const int32_t comm_sms : {0, 4}) {
+    for (const int kept : {1, 0}) {
+      options.forward.num_comm_sms = comm_sms;
+      options.device_schedule = comm_sms == 0;
+      Step step(data, options, {.kept_macrobatches = kept, .own_state = kept == 0});
+      const std::string label = StrCat(name, ", comm SMs ", comm_sms, ", kept ", kept);
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        const Status status = step.Run();
+        if (!status.ok()) return Check(false, label, StrCat(status));
+        const LayerResult result = step.backward.Result();
+        if (expected.d_x.bytes.empty()) expected = result;
+        const std::string difference = FirstDifference(result, expected, spec);
+        if (difference.empty()) continue;
+        return Check(false, label, StrCat(difference, " of repeat ", repeat, " differs in bits"));
+      }
+    }
+  }
+  CheckReference(data, expected, name);
+}
+
+void RunSmall(int devices) {
+  LayerSpec spec;
+  spec.topk = 3;
+  spec.hidden = 328;
+  spec.intermediate = 136;
+  spec.shared_intermediate = 72;
+  spec.shared_scale = true;
+  DeviceLayerOptions options;
+  options.own_devices = false;
+  const auto run = [&](const std::string& name) {
+    CheckSmall(spec, options, name);
+    LayerSpec permuted = spec;
+    permuted.hidden = 320;
+    permuted.intermediate = permuted.shared_intermediate = 288;
+    CheckSmall(permuted, options, name + ", permuted");
+    DeviceLayerOptions several = options;
+    several.forward.minibatch_rows = 128;
+    several.forward.macrobatch_rows = 256;
+    CheckSmall(spec, several, name + ", several macrobatches");
+  };
+  spec.tokens = {700};
+  spec.experts = {6};
+  run("one rank");
+  spec.tokens = {400, 300};
+  spec.experts = {4, 2};
+  run("2 virtual ranks");
+  spec.tokens = {100, 0, 3, 250, 17, 128, 129, 73};
+  spec.experts = {2, 0, 1, 1, 0, 1, 1, 0};
+  run("8 virtual ranks");
+  if (devices < 2) return;
+  options.own_devices = true;
+  spec.tokens = {400, 300};
+  spec.experts = {4, 2};
+  run("2 GPUs");
+  spec.tokens = {0, 300};
+  run("2 GPUs, one without tokens");
+}
+
+void RunMedium(int devices, const Flags& flags) {
+  LayerSpec spec;
+  spec.tokens = {700, 900};
+  spec.experts = {3, 4};
+  spec.topk = 4;
+  spec.hidden = 2880;
+  spec.intermediate = 1096;
+  spec.shared_intermediate = 520;
+  spec.shared_scale = true;
+  const LayerData data(spec);
+  RunOptions host_options;
+  host_options.threads = 8;
+  const LayerResult host = RunLayer(data, host_options);
+  for (const int64_t macrobatch : {0, 1024}) {
+    DeviceLayerOptions options;
+    options.own_devices = devices >= 2;
+    options.forward = flags.forward;
+    if (macrobatch > 0) options.forward.macrobatch_rows = macrobatch;
+    Step step(data, options, {});
+    const std::string label = StrCat("medium, ", devices >= 2 ? "2 GPUs" : "2 virtual ranks",
+                                     ", macrobatch ", step.layer.config(0).ring_rows());
+    const Status status = step.Run();
+    if (!status.ok()) return Check(false, label, StrCat(status));
+    const LayerResult result = step.backward.Result();
+    const std::vector<NamedTensor> actual = GradientsOf(result, spec);
+    const std::vector<NamedTensor> expected = GradientsOf(host, spec);
+    WorstError worst;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      worst.Add(actual[i], expected[i].tensor->ToDoubles(), kEngineTolerance);
+    }
+    Check(worst.ok(), label, worst.text());
+  }
+}
+
+// Median of the protocol of DESIGN section 11, and mean of a queue of passes.
+void PrintTimes(PassTimer& timer, const char* name, const std::function<Status()>& launch,
+                int passes, const std::vector<double>& floors) {
+  const auto milliseconds = [&](int count) {
+    StatusOr<double> time = timer.Run([&] {
+      for (int pass = 0; pass < count; ++pass) MOK_RETURN_IF_ERROR(launch());
+      return OkStatus();
+    });
+    MOK_CHECK(time.ok()) << time.status();
+    return time.value() / count;
+  };
+  std::vector<double> single;
+  for (int i = 0; i < kWarmUps + kIterations; ++i) {
+    const double time = milliseconds(1);
+    if (i >= kWarmUps) single.push_back(time);
+  }
+  std::sort(single.begin(), single.end());
+  const double median = single[single.size() / 2], queued = milliseconds(passes);
+  std::printf("     %-18s single %.3f ms (%.2fx of %.3f)  back to back %.3f ms (%.2fx of %.3f)\n",
+              name, median, median / floors[0], floors[0], queued, queued / floors[1], floors[1]);
+  std::fflush(stdout);
+}
+
+void TimeSteps(Step& step, const LayerData& data, bool own_devices, int passes) {
+  std::vector<PassTimer::Lane> lanes;
+  for (int rank = 0; rank < (own_devices ? step.layer.num_ranks() : 1); ++rank) {
+    lanes.push_back({rank, step.layer.stream(rank)});
+  }
+  PassTimer timer(lanes);
+  const double forward = step.layer.flops(), link = BusiestLinkBytes(data) / (kLinkGigabytes * 1e6);
+  // A backward multiplies twice as much and exchanges as much; nothing is computed again.
+  const auto floors = [&](double flops, double exchanges) {
+    return std::vector<double>{std::max(flops / (kBurstTeraflops * 1e9), exchanges * link),
+                               std::max(flops / (kSustainedTeraflops * 1e9), exchanges * link)};
+  };
+  const auto backward = [&] { return step.backward.LaunchAll(); };
+  PrintTimes(timer, "backward", backward, passes, floors(2 * forward, 1));
+  const auto both = [&] {
+    MOK_RETURN_IF_ERROR(step.layer.LaunchAll());
+    return step.backward.LaunchAll();
+  };
+  PrintTimes(timer, "forward + backward", both, passes, floors(3 * forward, 2));
+}
+
+void CheckSample(const LayerData& data, const LayerResult& result, const std::string& name) {
+  const LayerSpec& spec = data.spec;
+  const std::vector<int64_t> tokens = SampleTokens(spec.num_tokens(), 24);
+  Tensor d_x(DType::kBf16, 0), d_weight(DType::kFp32, 0);
+  for (const int64_t token : tokens) {
+    Tensor row(DType::kBf16, spec.hidden), weights(DType::kFp32, spec.topk);
+    std::memcpy(row.At(0), result.d_x.At(token * spec.hidden), row.bytes.size());
+    std::memcpy(weights.At(0), result.d_topk_weight.At(token * spec.topk), weights.bytes.size());
+    d_x.Append(row);
+    d_weight.Append(weights);
+  }
+  const GradientRows reference = ReferenceGradientRows(data, tokens);
+  WorstError worst;
+  worst.Add({"d_x", &d_x, spec.hidden}, reference.d_x, kTensorTolerance);
+  worst.Add({"d_topk_weight", &d_weight, 0}, reference.d_topk_weight, 0);
+  Check(worst.ok(), name, worst.text());
+}
+
+void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
+              const Flags& flags) {
+  const LayerData data = MakeLargeLayer(spec);
+  DeviceLayerOptions options;
+  options.own_devices = own_devices;
+  options.forward = flags.forward;
+  const uint32_t capacity = flags.trace ? kTraceCapacity : 0;
+  Step step(data, options, {.grad_dtype = DType::kBf16, .trace_capacity = capacity});
+  std::printf("     %s: %s\n", name.c_str(), step.layer.config(0).ToString().c_str());
+  LayerResult expected;
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const Status status = step.Run();
+    if (!status.ok()) return Check(false, name, StrCat(status));
+    LayerResult result = step.backward.Result();
+    if (repeat == 0) {
+      expected = std::move(result);
+      if (!flags.quick) CheckSample(data, expected, name);
+      continue;
+    }
+    const std::string difference = FirstDifference(result, expected, spec);
+    Check(difference.empty(), name + ", repeat", difference.empty() ? "same bits" : difference);
+  }
+  TimeSteps(step, data, own_devices, flags.passes);
+  if (!flags.trace) return;
+  step.backward.Poison();
+  MOK_CHECK(step.backward.LaunchAll().ok() && runtime::Synchronize().ok());
+  std::printf("%s", step.backward.trace().SummaryOfConsumers().c_str());
+}
+
+void RunModels(int devices, bool traffic, const Flags& flags) {
+  for (const ModelShape& shape : kModelShapes) {
+    if (!flags.shape.empty() && flags.shape != shape.name) continue;
+    const auto spec = [&](int ranks) {
+      return traffic ? TrafficLayerSpec(shape, ranks) : ModelLayerSpec(shape, ranks);
+    };
+    const std::string name = StrCat(shape.name, traffic ? " traffic" : " model");
+    if (flags.ranks != 2) RunLarge(spec(1), false, name + ", 1 GPU", flags);
+    if (flags.virtual_ranks) {
+      for (const int ranks : {2, 8}) {
+        RunLarge(spec(ranks), false, StrCat(name, ", ", ranks, " virtual ranks"), flags);
+      }
+    }
+    if (devices >= 2 && flags.ranks != 1) RunLarge(spec(2), true, name + ", 2 GPUs", flags);
+  }
+}
+
+bool ParseFlag(const std::string& argument, Flags& flags) {
+  const size_t equals = argument.find('=');
+  const std::string name = argument.substr(0, equals);
+  const std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
+  const int64_t number = std::atoll(value.c_str());
+  const struct {
+    const char* name;
+    bool* flag;
+  } kSwitches[] = {{"small", &flags.small},
+                   {"medium", &flags.medium},
+                   {"model", &flags.model},
+                   {"traffic", &flags.traffic},
+                   {"--trace", &flags.trace},
+                   {"--quick", &flags.quick},
+                   {"--virtual", &flags.virtual_ranks}};
+  for (const auto& entry : kSwitches) {
+    if (name == entry.name) return *entry.flag = true;
+  }
+  if (name == "--shape") {
+    flags.shape = value;
+  } else if (name == "--ranks") {
+    flags.ranks = static_cast<int>(number);
+  } else if (name == "--passes") {
+    flags.passes = static_cast<int>(number);
+  } else if (name == "--comm_sms") {
+    flags.forward.num_comm_sms = static_cast<int32_t>(number);
+  } else if (name == "--sms") {
+    flags.forward.num_sms = static_cast<int32_t>(number);
+  } else if (name == "--minibatch") {
+    flags.forward.minibatch_rows = number;
+  } else if (name == "--macrobatch") {
+    flags.forward.macrobatch_rows = number;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i < argc; ++i) {
+    if (ParseFlag(argv[i], flags)) continue;
+    std::fprintf(stderr, "unknown argument %s\n", argv[i]);
+    return 2;
+  }
+  if (!flags.small && !flags.medium && !flags.model && !flags.traffic) {
+    flags.small = flags.medium = flags.model = true;
+  }
+  const StatusOr<int> devices = runtime::DeviceCount();
+  if (!devices.ok() || devices.value() == 0) {
+    std::fprintf(stderr, "no GPU\n");
+    return 2;
+  }
+  if (flags.small) RunSmall(devices.value());
+  if (flags.medium) RunMedium(devices.value(), flags);
+  if (flags.model) RunModels(devices.value(), false, flags);
+  if (flags.traffic) RunModels(devices.value(), true, flags);
+  std::printf("%s\n", g_failures == 0 ? "all checks passed" : "CHECKS FAILED");
+  return g_failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace mok::testing
+
+int main(int argc, char** argv) { return mok::testing::Main(argc, argv); }

@@ -1,0 +1,410 @@
+// The whole backward in the emulator, after the forward: small layers on one to three ranks against
+// float64 and the host engine, and the determinism contract.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "mok_core/device/runtime.h"
+#include "mok_core/emulator/emulator.h"
+#include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_megakernel/sm90/backward_test_kernels.h"
+#include "mok_megakernel/sm90/forward_test_kernels.h"
+#include "mok_megakernel/sm90/testing/device_backward.h"
+#include "mok_megakernel/sm90/testing/device_layer.h"
+
+namespace mok::testing {
+namespace {
+
+// Between two correct engines that round differently.
+constexpr double kTensorTolerance = 5e-3;
+constexpr double kRouterTolerance = 1e-2;
+
+LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {9, 20};
+  spec.experts = {2, 2};
+  spec.topk = 2;
+  spec.hidden = 72;
+  spec.intermediate = 40;
+  return spec;
+}
+
+// Several macrobatches, experts that cross them, slots of the ring that are used again.
+LayerSpec LongLayer() {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {70, 90};
+  spec.experts = {2, 3};
+  spec.topk = 3;
+  spec.hidden = 40;
+  spec.intermediate = 24;
+  return spec;
+}
+
+struct Options {
+  DeviceLayerOptions layer;
+  DeviceBackwardOptions backward;
+};
+
+Options TwoBlocks() {
+  Options options;
+  options.layer.forward.num_sms = 2;
+  options.layer.exchange_tiles = 4;
+  options.layer.token_reduce_tiles = 8;
+  return options;
+}
+
+void RunQueued() {
+  const emulator::Report report = emulator::Run();
+  EXPECT_TRUE(report.ok) << report.kind << ": " << report.text;
+}
+
+// Forward, then backward. poison: NaN in everything that the backward has to write.
+LayerResult RunBackward(const LayerData& data, const Options& options,
+                        const Interleaving& interleaving = {0, 0.1}, bool poison = false) {
+  StartCase(interleaving);
+  DeviceLayer layer(data, options.layer, SmallForwardKernel);
+  DeviceBackward backward(layer, options.backward, SmallBackwardKernel);
+  EXPECT_EQ(layer.LaunchAll(), OkStatus());
+  if (poison) {
+    RunQueued();
+    backward.Poison();
+  }
+  EXPECT_EQ(backward.LaunchAll(), OkStatus());
+  RunQueued();
+  EXPECT_EQ(layer.CheckRecords(), OkStatus());
+  EXPECT_EQ(backward.CheckRecords(), OkStatus());
+  return backward.Result();
+}
+
+void ExpectCloseToHost(const LayerData& data, const LayerResult& result) {
+  const LayerResult host = RunLayer(data, {});
+  const auto error = [](const Tensor& actual, const Tensor& expected) {
+    return RelativeError(actual, expected.ToDoubles());
+  };
+  EXPECT_LE(error(result.d_x, host.d_x), kTensorTolerance);
+  EXPECT_LE(error(result.d_topk_weight, host.d_topk_weight), kRouterTolerance);
+  EXPECT_LE(error(result.d_shared_scale, host.d_shared_scale), kRouterTolerance);
+  EXPECT_LE(error(result.d_gate, host.d_gate), kTensorTolerance);
+  EXPECT_LE(error(result.d_up, host.d_up), kTensorTolerance);
+  EXPECT_LE(error(result.d_down, host.d_down), kTensorTolerance);
+  if (data.spec.shared_intermediate == 0) return;
+  for (size_t rank = 0; rank < host.d_shared_gate.size(); ++rank) {
+    EXPECT_LE(error(result.d_shared_gate[rank], host.d_shared_gate[rank]), kTensorTolerance);
+    EXPECT_LE(error(result.d_shared_up[rank], host.d_shared_up[rank]), kTensorTolerance);
+    EXPECT_LE(error(result.d_shared_down[rank], host.d_shared_down[rank]), kTensorTolerance);
+  }
+}
+
+// All interleavings give the same bits, and these are right.
+LayerResult ExpectBackward(const LayerSpec& spec, const Options& options,
+                           const std::string& label) {
+  SCOPED_TRACE(label);
+  const LayerData data(spec);
+  LayerResult first;
+  for (const Interleaving& interleaving : kInterleavings) {
+    const LayerResult result = RunBackward(data, options, interleaving);
+    if (interleaving.seed == 0) first = result;
+    ExpectSameBits(first, result, StrCat("seed ", interleaving.seed));
+  }
+  ExpectMatchesReference(data, first);
+  ExpectCloseToHost(data, first);
+  return first;
+}
+
+TEST(BackwardTest, SmallLayer) { ExpectBackward(SmallLayer(), TwoBlocks(), "small layer"); }
+
+TEST(BackwardTest, WidthsThatAreMultiplesOf32UsePermutedColumns) {
+  LayerSpec spec = SmallLayer();
+  spec.hidden = 96;
+  spec.intermediate = 64;
+  spec.shared_intermediate = 32;
+  Options options = TwoBlocks();
+  options.backward.kept_macrobatches = 0;  // repeats the forward's GateUp
+  ExpectBackward(spec, options, "permuted");
+}
+
+// More than one tile of every kind.
+TEST(BackwardTest, SeveralTiles) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {30, 0};
+  spec.experts = {1, 1};
+  spec.hidden = 264;
+  spec.intermediate = 272;
+  ExpectBackward(spec, TwoBlocks(), "two tiles");
+}
+
+TEST(BackwardTest, SharedExpertScaleAndClamp) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 24;
+  ExpectBackward(spec, TwoBlocks(), "shared expert");
+  spec.tokens = {150, 3};
+  spec.shared_scale = true;
+  ExpectBackward(spec, TwoBlocks(), "shared scale");
+}
+
+TEST(BackwardTest, OneRank) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {150};
+  spec.experts = {3};
+  spec.shared_intermediate = 8;
+  ExpectBackward(spec, TwoBlocks(), "one rank, two token blocks");
+}
+
+TEST(BackwardTest, ThreeRanksUnevenTokensAndExperts) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {0, 5, 17};
+  spec.experts = {3, 2, 2};
+  spec.topk = 3;
+  ExpectBackward(spec, TwoBlocks(), "uneven");
+  spec.shared_intermediate = 8;
+  spec.experts = {4, 0, 1};
+  ExpectBackward(spec, TwoBlocks(), "a rank without experts");
+  spec.tokens = {0, 0, 0};
+  const LayerResult empty = RunBackward(LayerData(spec), TwoBlocks());
+  for (const Tensor* gradient : {&empty.d_gate, &empty.d_up, &empty.d_down}) {
+    for (int64_t i = 0; i < gradient->size(); ++i) ASSERT_EQ(gradient->Get(i), 0);
+  }
+}
+
+TEST(BackwardTest, MissingAndRepeatedRoutes) {
+  LayerSpec spec = SmallLayer();
+  spec.topk = 4;
+  spec.route = [](int64_t token, int k) -> int64_t {
+    constexpr int64_t kIds[] = {3, 3, -1, -1};
+    return token == 7 ? -1 : kIds[k];
+  };
+  spec.weight = [](int64_t, int k) { return k == 1 ? 0.0f : 0.75f; };
+  Options options = TwoBlocks();
+  options.layer.id_bytes = 4;
+  ExpectBackward(spec, options, "routes 3, 3, -1, -1");
+}
+
+TEST(BackwardTest, SeveralMacrobatches) {
+  for (const int64_t macrobatch : {1, 2}) {
+    for (const int kept : {0, 1}) {
+      Options options = TwoBlocks();
+      options.layer.forward.minibatch_rows = 128;
+      options.layer.forward.macrobatch_rows = macrobatch * 128;
+      options.backward.kept_macrobatches = kept;
+      ExpectBackward(LongLayer(), options, StrCat("macrobatch of ", macrobatch, ", kept ", kept));
+    }
+  }
+}
+
+// What the pass does not write, it does not read.
+TEST(BackwardTest, PoisonedMemory) {
+  LayerSpec spec = LongLayer();
+  spec.shared_intermediate = 16;
+  spec.shared_scale = true;
+  const LayerData data(spec);
+  for (const int64_t macrobatch : {128, 1024}) {
+    for (const int kept : {0, 1}) {
+      Options options = TwoBlocks();
+      options.layer.forward.macrobatch_rows = macrobatch;
+      options.backward.kept_macrobatches = kept;
+      options.backward.own_state = kept == 0;
+      const LayerResult result = RunBackward(data, options, {4, 0.1}, true);
+      ExpectMatchesReference(data, result);
+      ExpectSameBits(RunBackward(data, TwoBlocks()), result, StrCat(macrobatch, ", ", kept));
+    }
+  }
+}
+
+// bf16 and fp32 gradients, written and accumulated; experts without rows.
+TEST(BackwardTest, WeightGradients) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 8;
+  spec.route = [](int64_t token, int k) { return (token + k) % 3; };  // expert 3 has no rows
+  const LayerData data(spec);
+  const LayerResult exact = RunBackward(data, TwoBlocks());
+  ExpectMatchesReference(data, exact);
+  const auto matrix = spec.hidden * spec.intermediate;
+  for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(StrCat(DTypeName(dtype), accumulate ? ", accumulated" : ""));
+      Options options = TwoBlocks();
+      options.backward.grad_dtype = dtype;
+      options.backward.accumulate = accumulate;
+      options.backward.initial_grad = 0.375;
+      const LayerResult result = RunBackward(data, options, {3, 0.5}, true);
+      EXPECT_EQ(result.d_x, exact.d_x);
+      const auto expect = [&](const Tensor& actual, const Tensor& sums, const char* name) {
+        for (int64_t i = 0; i < sums.size(); ++i) {
+          const auto sum = static_cast<float>(sums.Get(i));
+          Tensor rounded(dtype, 1);
+          rounded.Set(0, accumulate ? 0.375f + sum : sum);
+          ASSERT_EQ(actual.Get(i), rounded.Get(0)) << name << " " << i;
+        }
+      };
+      expect(result.d_gate, exact.d_gate, "d_gate");
+      expect(result.d_up, exact.d_up, "d_up");
+      expect(result.d_down, exact.d_down, "d_down");
+      for (size_t rank = 0; rank < 2; ++rank) {
+        expect(result.d_shared_gate[rank], exact.d_shared_gate[rank], "d_shared_gate");
+        expect(result.d_shared_down[rank], exact.d_shared_down[rank], "d_shared_down");
+      }
+      for (int64_t i = 3 * matrix; i < 4 * matrix; ++i) {
+        ASSERT_EQ(result.d_gate.Get(i), accumulate ? 0.375 : 0.0) << "expert without rows";
+      }
+    }
+  }
+}
+
+TEST(BackwardTest, WeightGradientsThatNobodyWants) {
+  LayerSpec spec = LongLayer();
+  spec.shared_intermediate = 8;
+  const LayerData data(spec);
+  Options options = TwoBlocks();
+  options.layer.forward.macrobatch_rows = 256;
+  const LayerResult expected = RunBackward(data, options);
+  options.backward.has_weight_grads = false;
+  const LayerResult result = RunBackward(data, options);
+  EXPECT_EQ(result.d_x, expected.d_x);
+  EXPECT_EQ(result.d_topk_weight, expected.d_topk_weight);
+}
+
+TEST(BackwardTest, BitsDoNotDependOnHowItRuns) {
+  const LayerData data(LongLayer());
+  const LayerResult expected = RunBackward(data, TwoBlocks());
+  const auto expect_same = [&](const Options& options, const std::string& label) {
+    ExpectSameBits(expected, RunBackward(data, options, {5, 0.1}), label);
+  };
+  for (const int32_t num_sms : {1, 3, 5}) {
+    Options options = TwoBlocks();
+    options.layer.forward.num_sms = num_sms;
+    expect_same(options, StrCat(num_sms, " SMs"));
+  }
+  for (const int32_t num_comm_sms : {1, 2}) {
+    Options options = TwoBlocks();
+    options.layer.forward.num_sms = 3;
+    options.layer.forward.num_comm_sms = num_comm_sms;
+    expect_same(options, StrCat(num_comm_sms, " SMs for exchange only"));
+  }
+  for (const int64_t minibatch : {1, 2}) {
+    for (const int64_t macrobatch : {1, 2, 3, 8}) {
+      Options options = TwoBlocks();
+      options.layer.forward.minibatch_rows = minibatch * 128;
+      options.layer.forward.macrobatch_rows = macrobatch * 128;
+      expect_same(options, StrCat("minibatch ", minibatch, ", macrobatch ", macrobatch));
+    }
+  }
+  Options recomputed = TwoBlocks();
+  recomputed.backward.kept_macrobatches = 0;
+  expect_same(recomputed, "everything computed again");
+  Options exchange = TwoBlocks();
+  exchange.layer.exchange_tiles = 1;
+  exchange.layer.token_reduce_tiles = 1;
+  exchange.layer.chunk_bytes = 32;
+  exchange.layer.push_interval_ns = 300;
+  expect_same(exchange, "long exchange tiles, short chunks, paced");
+}
+
+TEST(BackwardTest, BitsDoNotDependOnEpSize) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 16;
+  spec.tokens = {36};
+  spec.experts = {6};
+  const LayerResult expected = RunBackward(LayerData(spec), TwoBlocks());
+  spec.tokens = {16, 20};
+  spec.experts = {3, 3};
+  ExpectSameBits(expected, RunBackward(LayerData(spec), TwoBlocks()), "two ranks");
+  spec.tokens = {30, 0, 6};
+  spec.experts = {1, 3, 2};
+  ExpectSameBits(expected, RunBackward(LayerData(spec), TwoBlocks()), "three ranks");
+}
+
+// Ranks that share a device and run one after the other.
+TEST(BackwardTest, VirtualRanks) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {9, 0, 4, 7, 3, 1, 8, 4};
+  spec.experts = {1, 1, 1, 1, 1, 1, 1, 1};
+  spec.topk = 3;
+  spec.shared_intermediate = 8;
+  Options options = TwoBlocks();
+  options.layer.own_devices = false;
+  const LayerResult result = ExpectBackward(spec, options, "eight virtual ranks");
+  spec.tokens = {20, 16};
+  spec.experts = {4, 4};
+  ExpectSameBits(result, RunBackward(LayerData(spec), TwoBlocks()), "two ranks");
+}
+
+// Steps follow each other without the host: counters, tickets and flags are ready for the next
+// pass, whichever it is.
+TEST(BackwardTest, PassesFollowEachOther) {
+  const LayerData data(SmallLayer());
+  const LayerResult expected = RunBackward(data, TwoBlocks());
+  for (const Interleaving& interleaving : kInterleavings) {
+    StartCase(interleaving);
+    DeviceLayer layer(data, TwoBlocks().layer, SmallForwardKernel);
+    DeviceBackward backward(layer, TwoBlocks().backward, SmallBackwardKernel);
+    for (int step = 0; step < 2; ++step) {
+      ASSERT_EQ(layer.LaunchAll(), OkStatus());
+      ASSERT_EQ(backward.LaunchAll(), OkStatus());
+      ASSERT_EQ(backward.LaunchAll(), OkStatus());
+    }
+    RunQueued();
+    ExpectSameBits(expected, backward.Result(), StrCat("seed ", interleaving.seed));
+  }
+}
+
+// Schedule kernel and both passes in one stream: the host never learns how many rows there are.
+TEST(BackwardTest, ScheduleOfTheDevice) {
+  Options options = TwoBlocks();
+  options.layer.forward.macrobatch_rows = 256;
+  const LayerData data(LongLayer());
+  const LayerResult expected = RunBackward(data, options);
+  options.layer.device_schedule = true;
+  ExpectSameBits(expected, RunBackward(data, options, {3, 0.5}), "two GPUs");
+  options.layer.own_devices = false;
+  ExpectSameBits(expected, RunBackward(data, options, {3, 0.5}), "two virtual ranks");
+}
+
+TEST(BackwardTest, DeadRankIsNamed) {
+  const LayerData data(SmallLayer());
+  for (const Interleaving& interleaving : kInterleavings) {
+    StartCase(interleaving);
+    emulator::Options options = emulator::CurrentOptions();
+    options.fast_forward = true;
+    emulator::Configure(options);
+    DeviceLayer layer(data, TwoBlocks().layer, SmallForwardKernel);
+    DeviceBackward backward(layer, TwoBlocks().backward, SmallBackwardKernel);
+    ASSERT_EQ(layer.LaunchAll(), OkStatus());
+    ASSERT_EQ(backward.Launch(1, PassMode::kWhole, SmallBackwardKernel(ColumnOrder::kNatural)),
+              OkStatus());  // rank 0 is dead
+    ASSERT_EQ(runtime::Synchronize(), OkStatus()) << "the kernel ends";
+    const Status status = backward.CheckRecords();
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+    EXPECT_NE(status.message().find("rank 1 waited"), std::string::npos) << status;
+    EXPECT_NE(status.message().find("for rank 0 at the entry of pass 2"), std::string::npos)
+        << status;
+  }
+}
+
+TEST(BackwardTest, ErrorsNameTheArgument) {
+  StartCase({0, 0.1});
+  const LayerData data(SmallLayer());
+  const DeviceLayer layer(data, TwoBlocks().layer, SmallForwardKernel);
+  const DeviceBackward backward(layer, {}, SmallBackwardKernel);
+  const DeviceLayer::Rank& rank = layer.rank(0);
+  const auto error = [&](const std::function<void(BackwardArguments&)>& change) {
+    BackwardArguments arguments = backward.arguments(0);
+    change(arguments);
+    const StatusOr<BackwardParams> params = MakeBackwardParams(
+        rank.shape, rank.config, SmallBackwardKernel(rank.config.order), arguments);
+    return params.ok() ? std::string() : std::string(params.status().message());
+  };
+  EXPECT_EQ(error([](BackwardArguments&) {}), "");
+  EXPECT_EQ(error([](BackwardArguments& a) { a.tokens.d_out = nullptr; }), "d_out is null");
+  EXPECT_EQ(error([](BackwardArguments& a) { a.tokens.id_bytes = 2; }),
+            "id_bytes is 2, expected 4 or 8");
+  EXPECT_EQ(error([](BackwardArguments& a) { a.kept_macrobatches = 2; }),
+            "kept_macrobatches is 2, expected 0 or 1");
+  EXPECT_EQ(error([](BackwardArguments& a) { a.d_routed.dtype = DType::kE4m3; }),
+            "d_routed.dtype is e4m3, expected bf16 or fp32");
+  EXPECT_EQ(error([](BackwardArguments& a) { a.tokens.d_shared_scale = a.tokens.d_topk_weight; }),
+            "d_shared_scale is given, expected the same of it as of shared_scale");
+}
+
+}  // namespace
+}  // namespace mok::testing

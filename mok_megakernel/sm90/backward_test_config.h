@@ -1,0 +1,19 @@
+// The small configuration of the emulated kernels: the stages of the product's tile are what
+// DownGrad needs, but there are only two.
+#pragma once
+
+#include "mok_megakernel/sm90/backward_kernel.h"
+#include "mok_megakernel/sm90/backward_launch.h"
+
+namespace mok::testing {
+
+template <ColumnOrder kOrder>
+using SmallBackwardGemm = Sm90GemmConfig<256, 2, 2, kOrder>;
+
+template <class Config>
+PassKernelInfo SmallBackwardKernelInfo(const void* address) {
+  return {address, sizeof(PassStorage<Config>), Config::Gemm::kTileN, Config::kChunkBytes,
+          PassStorage<Config>::kDedicatedChunkBytes};
+}
+
+}  // namespace mok::testing

@@ -1,0 +1,147 @@
+// From a compute task of the program to the work of a block: which rows, weights and outputs.
+#pragma once
+
+#include "mok_core/device/device.h"
+#include "mok_gemm/sm90/backward_task.h"
+#include "mok_gemm/sm90/gemm_task.h"
+#include "mok_megakernel/sm90/backward_params.h"
+#include "mok_megakernel/sm90/pass_work.h"
+
+namespace mok {
+
+// What a scheduler hands to the producer and the consumers of its block.
+struct BackwardWork {
+  static constexpr Pass kPass = Pass::kBackward;
+  enum class Kind : int32_t {
+    kEnd,
+    kRecompute,
+    kProduct,
+    kReduce,
+    kNothing,  // a gradient that the caller does not want
+  };
+
+  union {
+    GemmTask recompute;
+    BackwardTask product;
+  };
+  Kind kind;
+  TokenRange tokens;  // kReduce
+  int32_t signal;     // counter to increment once the tile is stored; -1: none
+  int32_t task_kind;  // for reports
+  int64_t task;
+};
+
+namespace backward_internal {
+
+template <class Gemm>
+MOK_DEVICE void FillRecompute(const RecomputeMatrices& m, const RowBlockPlace& place, int32_t tile,
+                              BackwardWork& work) {
+  work.kind = BackwardWork::Kind::kRecompute;
+  pass_internal::FillGateUp<Gemm>({&m.x,
+                                   {&m.gate_weight, &m.up_weight},
+                                   place.row,
+                                   place.rows,
+                                   place.expert,
+                                   m.intermediate,
+                                   m.hidden},
+                                  {m.gate, m.up, m.h}, tile, m.swiglu_limit, work.recompute);
+}
+
+template <class Gemm>
+MOK_DEVICE void FillGradient(const WeightGradMatrices& m, const WeightGradPlace& place,
+                             int32_t tile, BackwardWork& work) {
+  work.kind = BackwardWork::Kind::kNothing;
+  if (m.out == nullptr) return;
+  work.kind = BackwardWork::Kind::kProduct;
+  FillWeightGrad<Gemm>(m, place, tile, work.product);
+}
+
+// Tiles of the gate and the up gradient alternate: both read the same rows of x.
+template <class Gemm>
+MOK_DEVICE void FillGateUpGradient(const BackwardExperts& experts, const WeightGradPlace& place,
+                                   int32_t tile, BackwardWork& work) {
+  FillGradient<Gemm>(tile % 2 == 0 ? experts.weight_grad_gate : experts.weight_grad_up, place,
+                     tile / 2, work);
+}
+
+MOK_DEVICE WeightGradPlace PlaceOfPiece(const ProgramView& program, const Task& task) {
+  const WeightGradPiece piece = program.PieceOf(task);
+  const auto slot = static_cast<int32_t>(program.shape().ring.slot_of_block(piece.first_block));
+  return {task.expert, slot * kRowBlock, static_cast<int32_t>(piece.num_rows), piece.carry_in,
+          piece.carry_out};
+}
+
+template <class Gemm>
+MOK_DEVICE void FillRouted(const BackwardExperts& experts, const ProgramView& program,
+                           const Task& task, BackwardWork& work) {
+  if (task.kind == TaskKind::kWeightGradDown) {
+    return FillGradient<Gemm>(experts.weight_grad_down, PlaceOfPiece(program, task), task.tile,
+                              work);
+  }
+  if (task.kind == TaskKind::kWeightGradGateUp) {
+    return FillGateUpGradient<Gemm>(experts, PlaceOfPiece(program, task), task.tile, work);
+  }
+  const BlockPlace block = PlaceInRing(program, task.block);
+  const RowBlockPlace place = {block.row, block.rows, task.expert};
+  work.kind = BackwardWork::Kind::kProduct;
+  if (task.kind == TaskKind::kRecomputeGateUp) {
+    FillRecompute<Gemm>(experts.recompute, place, task.tile, work);
+  } else if (task.kind == TaskKind::kDownGrad) {
+    FillDownGrad<Gemm>(experts.down_grad, place, task.tile, work.product);
+  } else {
+    FillInputGrad<Gemm>(experts.input_grad, place, task.tile, work.product);
+  }
+}
+
+template <class Config>
+MOK_DEVICE void FillShared(const BackwardParams& p, const Task& task, BackwardWork& work) {
+  using Gemm = typename Config::Gemm;
+  const BackwardExperts& experts = p.shared;
+  const auto num_tokens = static_cast<int32_t>(p.shape.num_tokens);
+  if (task.kind == TaskKind::kSharedWeightGradDown) {
+    return FillGradient<Gemm>(experts.weight_grad_down, {0, 0, num_tokens, false, false}, task.tile,
+                              work);
+  }
+  if (task.kind == TaskKind::kSharedWeightGradGateUp) {
+    return FillGateUpGradient<Gemm>(experts, {0, 0, num_tokens, false, false}, task.tile, work);
+  }
+  BlockPlace block = PlaceOfTokens(num_tokens, task.block);
+  if (Config::kBug == PassBug::kWrongSharedRows) block.rows = kRowBlock;
+  const RowBlockPlace place = {block.row, block.rows, 0};
+  work.kind = BackwardWork::Kind::kProduct;
+  if (task.kind == TaskKind::kSharedRecomputeGateUp) {
+    FillRecompute<Gemm>(experts.recompute, place, task.tile, work);
+  } else if (task.kind == TaskKind::kSharedDownGrad) {
+    FillDownGrad<Gemm>(experts.down_grad, place, task.tile, work.product);
+    if (!p.tokens.has_shared_scale) work.product.down_grad.router_weight = &p.one;
+  } else {
+    FillInputGrad<Gemm>(experts.input_grad, place, task.tile, work.product);
+  }
+}
+
+}  // namespace backward_internal
+
+// Fills `work` for a task of the compute queue.
+template <class Config>
+MOK_DEVICE void FillWork(const BackwardParams& p, const ProgramView& program, const Task& task,
+                         BackwardWork& work) {
+  using namespace backward_internal;
+  switch (task.kind) {
+    case TaskKind::kRecomputeGateUp:
+    case TaskKind::kDownGrad:
+    case TaskKind::kInputGrad:
+    case TaskKind::kWeightGradDown:
+    case TaskKind::kWeightGradGateUp:
+      FillRouted<typename Config::Gemm>(p.routed, program, task, work);
+      break;
+    case TaskKind::kTokenReduce:
+      work.kind = BackwardWork::Kind::kReduce;
+      work.tokens = TokensOfTask(program.shape(), p.shape.num_tokens, task);
+      break;
+    default:
+      FillShared<Config>(p, task, work);
+      break;
+  }
+}
+
+}  // namespace mok

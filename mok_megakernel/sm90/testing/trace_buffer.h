@@ -1,0 +1,33 @@
+// The trace of one rank's kernel in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "mok_core/device/device_trace_params.h"
+
+namespace mok::testing {
+
+class TraceBuffer {
+ public:
+  // Room for `capacity` events of every warp of num_blocks blocks.
+  TraceBuffer(int device, int num_blocks, uint32_t capacity);
+  ~TraceBuffer();
+  TraceBuffer(const TraceBuffer&) = delete;
+  TraceBuffer& operator=(const TraceBuffer&) = delete;
+
+  // Part of the kernel's parameters.
+  const DeviceTraceParams& params() const { return params_; }
+  // Before a launch.
+  void Clear() const;
+  // What the first consumer warps did: per kind of task its number and the mean microseconds of
+  // each phase; and the share of the time from the first event to the last that they waited.
+  std::string SummaryOfConsumers() const;
+
+ private:
+  size_t num_warps_;
+  DeviceTraceParams params_ = {};
+};
+
+}  // namespace mok::testing
