@@ -1,7 +1,7 @@
 """Peers from other libraries, used where they are installed, through the APIs that they document.
 
-None of them has been run yet: no machine at hand had one. The comparison with float64 before the
-measurement is what stands between a misread document and a number.
+None of them has been run yet: no machine at hand had one. Stand-ins test the arithmetic; where the
+libraries do otherwise, the comparison with float64 before the measurement notices.
 """
 
 import torch
