@@ -14,8 +14,7 @@ namespace {
 constexpr int64_t kMaxChunkBytes = 8192;
 constexpr int64_t kMaxDedicatedChunkBytes = 8192;
 constexpr int32_t kTileColumns = 256;
-// 16 rows per exchange task: a release per 16 to 32 chunks, and a warp still has several
-// tasks.
+// 16 rows per exchange task: a release per 16 to 32 chunks, and a warp still has several tasks.
 constexpr int32_t kExchangeTiles = 8;
 constexpr int32_t kTokenReduceTiles = 16;  // eight tokens: one for each consumer warp
 // A wave of tiles of 128 x 256 is about a square, and shares most operands in L2, when it has as
@@ -124,9 +123,7 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
   config.macrobatch_blocks = macrobatch_rows / kRowBlock;
   config.minibatch_blocks = std::min(minibatch_rows / kRowBlock, config.macrobatch_blocks);
   const int64_t panel = CeilDiv<int64_t>(num_workers, kPanelTiles);
-  if (panel < config.minibatch_blocks) {
-    config.output_panel_blocks = config.gate_up_panel_blocks = static_cast<int32_t>(panel);
-  }
+  if (panel < config.minibatch_blocks) config.output_panel_blocks = static_cast<int32_t>(panel);
 
   config.exchange_tiles = kExchangeTiles;
   config.token_reduce_tiles = kTokenReduceTiles;

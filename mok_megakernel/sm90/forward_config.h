@@ -42,12 +42,12 @@ struct ForwardConfig {
   int32_t num_blocks = 1;
   int32_t num_comm_sms = 0;
   int64_t minibatch_blocks = 1;
-  int64_t macrobatch_blocks = 1;    // of the ring
-  int32_t output_panel_blocks = 0;  // see ProgramShape
-  int32_t gate_up_panel_blocks = 0;
-  int32_t exchange_tiles = 1;      // per row block
-  int32_t token_reduce_tiles = 1;  // per token block
-  uint32_t chunk_bytes = 16;       // a row is cut into equal chunks of at most 8 KiB
+  int64_t macrobatch_blocks = 1;     // of the ring
+  int32_t output_panel_blocks = 0;   // see ProgramShape
+  int32_t gate_up_panel_blocks = 0;  // 0: a minibatch; squares have not been measured yet
+  int32_t exchange_tiles = 1;        // per row block
+  int32_t token_reduce_tiles = 1;    // per token block
+  uint32_t chunk_bytes = 16;         // a row is cut into equal chunks of at most 8 KiB
   uint32_t dedicated_chunk_bytes = 16;
   uint64_t push_interval_ns = 0;  // between two remote chunks of one warp; 0: not paced
 
