@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "mok_core/device/device.h"
 #include "mok_core/device/runtime.h"
 
 namespace mok::testing {
@@ -20,11 +21,9 @@ void MustSucceed(cudaError_t error) {
 
 // Holds a stream back until the host opens the gate for this pass.
 __global__ void WaitForGate(const volatile uint32_t* gate, uint32_t pass) {
-  uint64_t begin, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (*gate < pass && now - begin < kGateTimeoutNs);
+  const uint64_t begin = GlobalTimer();
+  while (*gate < pass && GlobalTimer() - begin < kGateTimeoutNs) {
+  }
 }
 
 }  // namespace
