@@ -85,8 +85,8 @@ struct BackwardArguments {
     float* d_shared_scale = nullptr;      // [T] written; null exactly when shared_scale is
   } tokens;
   ForwardArguments::Weights weights;
-  // As the forward left it. Where the ring holds several macrobatches, or with kept_macrobatches =
-  // 0, its contents are overwritten.
+  // As the forward left it. A batch of several macrobatches, and kept_macrobatches = 0, overwrite
+  // it: after those another backward has to compute everything again.
   ForwardArguments::Context context;
   // 1: the context is the forward's; 0: its contents are lost, everything is computed again from x.
   int32_t kept_macrobatches = 1;
