@@ -123,6 +123,7 @@ MOK_DEVICE void UseMemory(const InstructionParams& p) {
 
 MOK_DEVICE void UseMathAndTime(const InstructionParams& p) {
   const float x = p.floats[0], y = p.floats[1];
+  p.floats[6] = MinimumOrNan(x, y) + MaximumOrNan(y, x);
   p.floats[3] = ExponentialBase2(x) + Reciprocal(y) + MultiplyAdd(x, y, x) + Multiply(x, y);
   p.floats[4] = BitsToFloat(PackBFloat16(x, y) + FloatToBits(x) + PopulationCount(p.words[0]));
   const uint64_t begin = GlobalTimer();

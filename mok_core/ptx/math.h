@@ -33,6 +33,20 @@ MOK_DEVICE float Multiply(float a, float b) {
   return result;
 }
 
+// PTX ISA 8.8 section 9.7.3, min.NaN.f32: a NaN if one of them is NaN.
+MOK_DEVICE float MinimumOrNan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// PTX ISA 8.8 section 9.7.3, max.NaN.f32: a NaN if one of them is NaN.
+MOK_DEVICE float MaximumOrNan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 // PTX ISA 8.8 section 9.7.9, cvt.rn.bf16x2.f32: two bf16, `low` in the low half.
 MOK_DEVICE uint32_t PackBFloat16(float low, float high) {
   uint32_t packed;

@@ -276,27 +276,34 @@ class BackwardConsumer : public GemmConsumer<Config> {
     return rows;
   }
 
-  // The boxes of g and u of a stage, which become those of dg and du, and a third one for w * h;
-  // 64 rows of 128 bytes each, of this warpgroup.
+  // The boxes of g and u of a stage, which become those of dg and du, and a third one for w * h: 64
+  // rows of 128 bytes each, of this warpgroup. Bytes from the begin of all stages of A or B; boxes
+  // begin at multiples of 1024, so that swizzles may be applied to these sums.
   struct ExchangeBoxes {
-    unsigned char *gate, *up, *hidden;
+    unsigned char *a, *b;
+    uint32_t gate, up;  // in a, in b
 
-    static MOK_DEVICE uint32_t& Word(unsigned char* box, uint32_t offset) {
-      return *reinterpret_cast<uint32_t*>(box + offset);
+    // `place` selects inside the box, bits of `swizzle` are exchanged, `row_bytes` added.
+    template <class Word>
+    MOK_DEVICE Word& Gate(uint32_t place, uint32_t swizzle, uint32_t row_bytes) const {
+      return *reinterpret_cast<Word*>(a + ((gate + place) ^ swizzle) + row_bytes);
     }
-    // Where word (row, 4 j + lane % 4) of a fragment lies: without bank conflicts, since the lines
-    // of the 8 rows that a warp accesses at once are swizzled differently.
-    static MOK_DEVICE uint32_t FragmentOffset(int j, int half) {
-      const int thread = static_cast<int>(ThreadIndex().x) % 128, lane = thread % 32;
-      const int row = thread / 32 * 16 + 8 * half + lane / 4;
-      return row * 128 + (j ^ lane / 4) * 16 + lane % 4 * 4;
+    template <class Word>
+    MOK_DEVICE Word& Up(uint32_t place, uint32_t swizzle, uint32_t row_bytes) const {
+      return *reinterpret_cast<Word*>(b + ((up + place) ^ swizzle) + row_bytes);
+    }
+    template <class Word>
+    MOK_DEVICE Word& Hidden(uint32_t place, uint32_t swizzle, uint32_t row_bytes) const {
+      return Up<Word>(place, swizzle, row_bytes + Config::kABytes);
     }
   };
+  static constexpr uint32_t kLine = static_cast<uint32_t>(Swizzle::k128), kChunk = sizeof(Word4);
 
   MOK_DEVICE ExchangeBoxes BoxesOfStage(int stage) const {
-    const uint32_t offset = this->warpgroup_ * Config::kABoxBytes;
-    return {stages_->a[stage] + offset, stages_->b[stage] + offset,
-            stages_->b[stage] + Config::kABytes + offset};
+    const uint32_t warpgroup = this->warpgroup_ * Config::kABoxBytes;
+    return {reinterpret_cast<unsigned char*>(stages_->a),
+            reinterpret_cast<unsigned char*>(stages_->b), stage * Config::kABytes + warpgroup,
+            stage * Config::kBBytes + warpgroup};
   }
 
   // The SwiGLU backward of the accumulators of 64 columns, in place of g and u.
@@ -304,48 +311,66 @@ class BackwardConsumer : public GemmConsumer<Config> {
   static MOK_DEVICE void SwiGluGroup(const ExchangeBoxes& boxes,
                                      const float (&accumulator)[kRegisters], int first,
                                      const RowWeights& rows, float limit, float (&partial)[2]) {
-    using Boxes = ExchangeBoxes;
+    // Word (row, 4 j + lane % 4) of a fragment: no bank conflicts, since the lines of the 8 rows
+    // that a warp accesses at once are swizzled differently.
+    const uint32_t thread = ThreadIndex().x % 128, lane = thread % 32;
+    const uint32_t place =
+        (thread / 32 * 16 + lane / 4) * kLine + lane / 4 * kChunk + lane % 4 * sizeof(uint32_t);
+    constexpr int kWords = gemm_internal::kBoxColumns / 8;  // of a row
     MOK_UNROLL
-    for (int i = 0; i < 2 * gemm_internal::kBoxColumns / 8; ++i) {
-      const int j = i / 2, half = i % 2;
-      const uint32_t offset = Boxes::FragmentOffset(j, half);
-      const uint32_t gate = Boxes::Word(boxes.gate, offset), up = Boxes::Word(boxes.up, offset);
-      const float low = accumulator[first + 2 * i], high = accumulator[first + 2 * i + 1];
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t down = half * 8 * kLine;
       const float weight = rows.weight[half];
-      const SwiGluGradient first_of_pair =
-          SwiGluBackward(LowBFloat16(gate), LowBFloat16(up), Multiply(weight, low), limit);
-      const SwiGluGradient second_of_pair =
-          SwiGluBackward(HighBFloat16(gate), HighBFloat16(up), Multiply(weight, high), limit);
-      const uint32_t hidden = PackBFloat16(first_of_pair.hidden, second_of_pair.hidden);
-      partial[half] = MultiplyAdd(low, LowBFloat16(hidden), partial[half]);
-      partial[half] = MultiplyAdd(high, HighBFloat16(hidden), partial[half]);
       const float factor = kBug == BackwardBug::kUnweightedHidden ? 1.0f : weight;
-      Boxes::Word(boxes.gate, offset) = PackBFloat16(first_of_pair.d_gate, second_of_pair.d_gate);
-      Boxes::Word(boxes.up, offset) = PackBFloat16(first_of_pair.d_up, second_of_pair.d_up);
-      Boxes::Word(boxes.hidden, offset) = PackBFloat16(Multiply(factor, LowBFloat16(hidden)),
-                                                       Multiply(factor, HighBFloat16(hidden)));
+      // All loads, then all arithmetic, then all stores: eight independent chains hide the latency
+      // of one (the compiler cannot know that stores do not change what is loaded later).
+      uint32_t gate[kWords], up[kWords], hidden[kWords];
+      MOK_UNROLL
+      for (int j = 0; j < kWords; ++j) {
+        gate[j] = boxes.template Gate<uint32_t>(place, j * kChunk, down);
+        up[j] = boxes.template Up<uint32_t>(place, j * kChunk, down);
+      }
+      MOK_UNROLL
+      for (int j = 0; j < kWords; ++j) {
+        const float low = accumulator[first + 4 * j + 2 * half];
+        const float high = accumulator[first + 4 * j + 2 * half + 1];
+        const SwiGluGradient even =
+            SwiGluBackward(LowBFloat16(gate[j]), LowBFloat16(up[j]), Multiply(weight, low), limit);
+        const SwiGluGradient odd = SwiGluBackward(HighBFloat16(gate[j]), HighBFloat16(up[j]),
+                                                  Multiply(weight, high), limit);
+        const uint32_t rounded = PackBFloat16(even.hidden, odd.hidden);
+        partial[half] = MultiplyAdd(low, LowBFloat16(rounded), partial[half]);
+        partial[half] = MultiplyAdd(high, HighBFloat16(rounded), partial[half]);
+        gate[j] = PackBFloat16(even.d_gate, odd.d_gate);
+        up[j] = PackBFloat16(even.d_up, odd.d_up);
+        hidden[j] = PackBFloat16(Multiply(factor, LowBFloat16(rounded)),
+                                 Multiply(factor, HighBFloat16(rounded)));
+      }
+      MOK_UNROLL
+      for (int j = 0; j < kWords; ++j) {
+        boxes.template Gate<uint32_t>(place, j * kChunk, down) = gate[j];
+        boxes.template Up<uint32_t>(place, j * kChunk, down) = up[j];
+        boxes.template Hidden<uint32_t>(place, j * kChunk, down) = hidden[j];
+      }
     }
   }
 
   // From the warp's 16 rows of the boxes to global memory, whole lines of 64 columns.
   static MOK_DEVICE void CopyOut(const BackwardTask& task, const ExchangeBoxes& boxes, int group) {
     using namespace gemm_internal;
-    const DownGradEpilogue& epilogue = task.down_grad;
+    const DownGradEpilogue epilogue = task.down_grad;
     const ValidProduct<Config> valid(task.product);
     const int thread = static_cast<int>(ThreadIndex().x), lane = thread % 32;
-    const int chunk = lane % 8, column = group * kBoxColumns + chunk * 8;
-    auto load = [](const unsigned char* box, uint32_t offset) {
-      return *reinterpret_cast<const Word4*>(box + offset);
-    };
+    const int first_row = thread / 32 * 16 + lane / 8, column = group * kBoxColumns + lane % 8 * 8;
+    const uint32_t place = first_row % Config::kWarpgroupM * kLine + (lane % 8 ^ lane / 8) * kChunk;
     MOK_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int row = thread / 32 * 16 + 4 * i + lane / 8;
-      if (!valid.Contains(row, column)) continue;
-      const uint32_t from = row % Config::kWarpgroupM * 128 + (chunk ^ row % 8) * 16;
-      const int64_t to = row * epilogue.stride + column;
-      Store8(epilogue.d_gate, to, load(boxes.gate, from));
-      Store8(epilogue.d_up, to, load(boxes.up, from));
-      Store8(epilogue.weighted_h, to, load(boxes.hidden, from));
+      if (!valid.Contains(first_row + 4 * i, column)) continue;
+      const uint32_t swizzle = i % 2 * 4 * kChunk, down = i * 4 * kLine;
+      const int64_t to = (first_row + 4 * i) * epilogue.stride + column;
+      Store8(epilogue.d_gate, to, boxes.template Gate<Word4>(place, swizzle, down));
+      Store8(epilogue.d_up, to, boxes.template Up<Word4>(place, swizzle, down));
+      Store8(epilogue.weighted_h, to, boxes.template Hidden<Word4>(place, swizzle, down));
     }
   }
 

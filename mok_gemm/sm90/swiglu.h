@@ -15,9 +15,9 @@ MOK_DEVICE float Sigmoid(float g) {
 MOK_DEVICE float Silu(float g) { return Multiply(g, Sigmoid(g)); }
 
 // min(value, limit) and clip(value, -limit, limit); a NaN stays a NaN.
-MOK_DEVICE float ClampAbove(float value, float limit) { return value > limit ? limit : value; }
+MOK_DEVICE float ClampAbove(float value, float limit) { return MinimumOrNan(value, limit); }
 MOK_DEVICE float ClampBoth(float value, float limit) {
-  return value < -limit ? -limit : ClampAbove(value, limit);
+  return MaximumOrNan(ClampAbove(value, limit), -limit);
 }
 
 // The low and high bf16 of a word.
@@ -47,7 +47,7 @@ MOK_DEVICE SwiGluGradient SwiGluBackward(float g, float u, float d_hidden, float
   const float derivative = MultiplyAdd(silu, 1.0f - sigmoid, sigmoid);  // of silu
   const float d_gate = Multiply(Multiply(d_hidden, up), derivative);
   const float d_up = Multiply(d_hidden, silu);
-  return {Multiply(silu, up), g > limit ? 0.0f : d_gate, u > limit || u < -limit ? 0.0f : d_up};
+  return {Multiply(silu, up), g > limit ? 0.0f : d_gate, (u < 0 ? -u : u) > limit ? 0.0f : d_up};
 }
 
 }  // namespace mok

@@ -28,6 +28,12 @@ MOK_DEVICE float MultiplyAdd(float a, float b, float c) {
   return EmulatedResult(std::fma(a, b, c));
 }
 MOK_DEVICE float Multiply(float a, float b) { return EmulatedResult(a * b); }
+MOK_DEVICE float MinimumOrNan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? EmulatedResult(NAN) : std::fmin(a, b);
+}
+MOK_DEVICE float MaximumOrNan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? EmulatedResult(NAN) : std::fmax(a, b);
+}
 // cvt gives the canonical NaN for every NaN.
 MOK_DEVICE uint32_t EmulatedBFloat16(float value) {
   return std::isnan(value) ? 0x7FFFu : RoundToBFloat16(value).bits;
