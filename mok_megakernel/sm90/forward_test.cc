@@ -2,6 +2,7 @@
 // host engine, and the determinism contract.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -170,6 +171,11 @@ TEST(ForwardTest, BitsDoNotDependOnHowItRuns) {
       expect_same(options, StrCat("minibatch ", minibatch, ", macrobatch ", macrobatch));
     }
   }
+  DeviceLayerOptions panels = TwoBlocks();
+  panels.forward.minibatch_rows = 3 * 128;
+  panels.output_panel_blocks = 2;
+  panels.gate_up_panel_blocks = 1;
+  expect_same(panels, "panels");
   DeviceLayerOptions exchange = TwoBlocks();
   exchange.exchange_tiles = 1;
   exchange.token_reduce_tiles = 1;
@@ -231,6 +237,38 @@ TEST(ForwardTest, ScheduleOfTheDevice) {
   EXPECT_EQ(ExpectForward(spec, options, "two GPUs"), expected);
   options.own_devices = false;
   EXPECT_EQ(ExpectForward(spec, options, "two virtual ranks"), expected);
+}
+
+// Schedulers and consumers each record every compute task once.
+TEST(ForwardTest, ATraceHoldsEveryTask) {
+  constexpr int kConsumerWarp = 0, kSchedulerWarp = 9;
+  const LayerData data(LongLayer());
+  StartCase({1, 0.1});
+  DeviceLayerOptions options = TwoBlocks();
+  options.trace_capacity = 512;
+  DeviceLayer layer(data, options, SmallForwardKernel);
+  layer.Poison();
+  ASSERT_EQ(layer.LaunchAll(), OkStatus());
+  const emulator::Report report = emulator::Run();
+  ASSERT_TRUE(report.ok) << report.kind << ": " << report.text;
+  const DeviceLayer::Trace trace = layer.TraceOfRankZero();
+  for (const int traced : {kConsumerWarp, kSchedulerWarp}) {
+    std::vector<int32_t> tasks;
+    for (size_t warp = traced; warp < trace.counts.size(); warp += kTraceRoles) {
+      ASSERT_LE(trace.counts[warp], options.trace_capacity);
+      for (uint32_t i = 0; i < trace.counts[warp]; ++i) {
+        const DeviceTraceEvent& event = trace.events[warp * options.trace_capacity + i];
+        EXPECT_LE(event.begin_ns, event.end_ns);
+        const int32_t stores = static_cast<int32_t>(TracePhase::kStore);
+        if (event.kind % kNumTracePhases == stores) tasks.push_back(event.task);
+      }
+    }
+    std::sort(tasks.begin(), tasks.end());
+    EXPECT_GT(tasks.size(), 10u);
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      ASSERT_EQ(tasks[i], static_cast<int32_t>(i)) << "warp " << traced;
+    }
+  }
 }
 
 TEST(ForwardTest, DeadRankIsNamed) {
