@@ -1,15 +1,15 @@
-/* MoK on Hopper GPUs: the layer of mok.h as two kernels per call, one that builds the schedule and
- * one that is the whole forward. Plain C, as mok.h, whose notation, structs, status codes and
- * mok_last_error() hold here too; tensors are bf16, router weights fp32.
+/* MoK on Hopper GPUs: the layer of mok.h as one kernel that builds the schedule and one each that
+ * is the whole forward and the whole backward. Plain C, as mok.h, whose notation, structs, status
+ * codes and mok_last_error() hold here too; tensors are bf16, router weights fp32.
  *
  * The library allocates nothing: the caller hands in all memory. Nothing here waits for the GPU
  * (but mok_cuda_workspace_create), and no size depends on the routing, so that calls can be
  * captured into a CUDA graph and replayed with other expert ids, other tokens and other weights in
  * the same memory.
  *
- * Collective functions (schedule build, forward) are called by every rank, in the same order. The
- * ranks meet on the GPUs: a rank that does not come makes the others' kernels end after the
- * timeout. What a kernel finds wrong is written to `records` and returned by a later call or by
+ * Collective functions (schedule build, forward, backward) are called by every rank, in the same
+ * order. The ranks meet on the GPUs: a rank that does not come makes the others' kernels end after
+ * the timeout. What a kernel finds wrong is written to `records` and returned by a later call or by
  * mok_cuda_check:
  *   - an expert id outside [-1, E), or ranks that disagree on K, E or on who owns which experts:
  *     returned once, by mok_cuda_schedule_build before it queues anything, or by mok_cuda_check.
@@ -104,6 +104,7 @@ typedef struct MokCudaLayerMemory {
   int64_t schedule_bytes;         /* device memory that a schedule fills */
   int64_t schedule_scratch_bytes; /* device memory of one mok_cuda_schedule_build */
   int64_t forward_scratch_bytes;  /* device memory of one mok_cuda_forward */
+  int64_t backward_scratch_bytes; /* device memory of one mok_cuda_backward */
   /* Inside a schedule: int64 [2], row blocks of this rank and tokens of all ranks; int32 [El],
    * routes that lead to each local expert. */
   int64_t result_offset, expert_rows_offset;
@@ -162,6 +163,31 @@ typedef struct MokCudaForwardArgs {
 /* Collective: the whole layer. Tensors are aligned to 16 bytes. */
 MOK_API int32_t mok_cuda_forward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                  const MokCudaForwardArgs* args);
+
+typedef struct MokCudaBackwardArgs {
+  int64_t struct_size;
+  MokLayer layer;     /* as given to the forward */
+  MokContext context; /* as left by the forward; overwritten where the ring does not hold all rows,
+                         or with kept_macrobatches = 0 */
+  const void* topk_idx;
+  int32_t topk_idx_bytes;
+  int32_t part; /* MokCudaPart, as in a forward */
+  const void* schedule;
+  void* scratch; /* [backward_scratch_bytes] */
+  void* stream;
+  const void* d_out;         /* [T, H] */
+  int32_t kept_macrobatches; /* see MokBackwardArgs */
+  int32_t reserved;          /* 0 */
+  void* d_x;                 /* [T, H], written */
+  float* d_topk_weight;      /* fp32 [T, K], written; 0 where there is no route */
+  float* d_shared_scale;     /* fp32 [T], written; null exactly when shared_scale is null */
+  MokWeightGrads d_routed;   /* see MokBackwardArgs */
+  MokWeightGrads d_shared;
+} MokCudaBackwardArgs;
+
+/* Collective: the gradients of every input of the layer. */
+MOK_API int32_t mok_cuda_backward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                                  const MokCudaBackwardArgs* args);
 
 typedef struct MokCudaErrorArgs {
   int64_t struct_size;

@@ -62,6 +62,7 @@ CudaRanks::CudaRanks(const LayerData& data, const CudaRanksOptions& options)
     UploadInputs(index);
     UploadWeights(index);
     MakeOutputs(index);
+    MakeGradients(index);
   }
 }
 
@@ -214,6 +215,46 @@ void CudaRanks::MakeOutputs(int index) {
   rank.poisoned.push_back({static_cast<std::byte*>(rank.heap) + zero, end - zero});
 }
 
+void CudaRanks::MakeGradients(int index) {
+  const LayerSpec& spec = data_.spec;
+  Rank& rank = ranks_[index];
+  const int64_t tokens = spec.tokens[index];
+  MokCudaBackwardArgs& args = rank.backward;
+  SetSize(args);
+  args.layer = rank.forward.layer;
+  args.context = rank.forward.context;
+  args.topk_idx = rank.forward.topk_idx;
+  args.topk_idx_bytes = rank.forward.topk_idx_bytes;
+  args.schedule = rank.forward.schedule;
+  args.stream = rank.stream;
+  args.scratch =
+      AllocatePoisoned(rank, rank.layer_memory.backward_scratch_bytes, "backward scratch");
+  args.d_out = Upload(rank.device, data_.d_out.At(rank.first_token * spec.hidden),
+                      tokens * spec.hidden * kElement, "d_out");
+  args.kept_macrobatches = options_.kept_macrobatches;
+  constexpr int64_t kFloat = sizeof(float);
+  args.d_x = AllocatePoisoned(rank, tokens * spec.hidden * kElement, "d_x");
+  args.d_topk_weight =
+      static_cast<float*>(AllocatePoisoned(rank, tokens * spec.topk * kFloat, "d_topk_weight"));
+  if (spec.shared_scale) {
+    args.d_shared_scale =
+        static_cast<float*>(AllocatePoisoned(rank, tokens * kFloat, "d_shared_scale"));
+  }
+  const auto fill = [&](MokWeightGrads& grads, int64_t count) {
+    Tensor initial(options_.grad_dtype, count);
+    for (int64_t i = 0; i < count; ++i) initial.Set(i, options_.initial_grad);
+    const auto bytes = static_cast<int64_t>(initial.bytes.size());
+    for (void** grad : {&grads.gate, &grads.up, &grads.down}) {
+      *grad = options_.accumulate ? Upload(rank.device, initial.At(0), bytes, "gradient")
+                                  : AllocatePoisoned(rank, bytes, "gradient");
+    }
+    grads.dtype = options_.grad_dtype == DType::kFp32 ? MOK_FP32 : MOK_BF16;
+    grads.accumulate = options_.accumulate ? 1 : 0;
+  };
+  fill(args.d_routed, spec.experts[index] * spec.hidden * spec.intermediate);
+  if (spec.shared_intermediate > 0) fill(args.d_shared, spec.hidden * spec.shared_intermediate);
+}
+
 void CudaRanks::Poison() {
   for (const Rank& rank : ranks_) {
     for (const Rank::Region& region : rank.poisoned) {
@@ -245,21 +286,28 @@ int32_t CudaRanks::ReportError(int index, int32_t code) {
   return mok_cuda_report_error(rank.workspace, &args);
 }
 
-void CudaRanks::QueueAll() {
+int32_t CudaRanks::Backward(int index, int32_t part) {
+  Rank& rank = ranks_[index];
+  rank.backward.part = part;
+  return mok_cuda_backward(rank.workspace, &rank.layer, &rank.backward);
+}
+
+void CudaRanks::QueueParts(const std::vector<int32_t>& parts,
+                           int32_t (CudaRanks::*call)(int, int32_t)) {
   const int num_ranks = data_.spec.ep_size();
   const bool whole = options_.own_devices || num_ranks == 1;
-  const std::vector<int32_t> schedule_parts =
-      whole ? std::vector<int32_t>{MOK_CUDA_WHOLE}
-            : std::vector<int32_t>{MOK_CUDA_STAGE, MOK_CUDA_BUILD};
-  const std::vector<int32_t> forward_parts =
-      whole ? std::vector<int32_t>{MOK_CUDA_WHOLE}
-            : std::vector<int32_t>{MOK_CUDA_STAGE, MOK_CUDA_EXCHANGE, MOK_CUDA_REDUCE};
-  for (const int32_t part : schedule_parts) {
-    for (int rank = 0; rank < num_ranks; ++rank) MustSucceed(BuildSchedule(rank, part));
+  for (const int32_t part : whole ? std::vector<int32_t>{MOK_CUDA_WHOLE} : parts) {
+    for (int rank = 0; rank < num_ranks; ++rank) MustSucceed((this->*call)(rank, part));
   }
-  for (const int32_t part : forward_parts) {
-    for (int rank = 0; rank < num_ranks; ++rank) MustSucceed(Forward(rank, part));
-  }
+}
+
+void CudaRanks::QueueAll() {
+  QueueParts({MOK_CUDA_STAGE, MOK_CUDA_BUILD}, &CudaRanks::BuildSchedule);
+  QueueParts({MOK_CUDA_STAGE, MOK_CUDA_EXCHANGE, MOK_CUDA_REDUCE}, &CudaRanks::Forward);
+}
+
+void CudaRanks::QueueBackward() {
+  QueueParts({MOK_CUDA_STAGE, MOK_CUDA_EXCHANGE, MOK_CUDA_REDUCE}, &CudaRanks::Backward);
 }
 
 Tensor CudaRanks::Out() const {
@@ -273,6 +321,39 @@ Tensor CudaRanks::Out() const {
     all.Append(out);
   }
   return all;
+}
+
+LayerResult CudaRanks::Result() const {
+  const LayerSpec& spec = data_.spec;
+  const auto download = [](const void* memory, int64_t size, DType dtype) {
+    Tensor tensor(dtype, size);
+    if (size > 0) MustSucceed(runtime::CopyToHost(tensor.At(0), memory, tensor.bytes.size()));
+    return tensor;
+  };
+  LayerResult result;
+  result.out = Out();
+  result.d_x = Tensor(DType::kBf16, 0);
+  result.d_topk_weight = result.d_shared_scale = Tensor(DType::kFp32, 0);
+  result.d_gate = result.d_up = result.d_down = Tensor(options_.grad_dtype, 0);
+  for (size_t index = 0; index < ranks_.size(); ++index) {
+    const MokCudaBackwardArgs& args = ranks_[index].backward;
+    const int64_t tokens = spec.tokens[index];
+    result.d_x.Append(download(args.d_x, tokens * spec.hidden, DType::kBf16));
+    result.d_topk_weight.Append(download(args.d_topk_weight, tokens * spec.topk, DType::kFp32));
+    if (spec.shared_scale) {
+      result.d_shared_scale.Append(download(args.d_shared_scale, tokens, DType::kFp32));
+    }
+    const int64_t routed = spec.experts[index] * spec.hidden * spec.intermediate;
+    result.d_gate.Append(download(args.d_routed.gate, routed, options_.grad_dtype));
+    result.d_up.Append(download(args.d_routed.up, routed, options_.grad_dtype));
+    result.d_down.Append(download(args.d_routed.down, routed, options_.grad_dtype));
+    const int64_t shared = spec.hidden * spec.shared_intermediate;
+    if (shared == 0) continue;
+    result.d_shared_gate.push_back(download(args.d_shared.gate, shared, options_.grad_dtype));
+    result.d_shared_up.push_back(download(args.d_shared.up, shared, options_.grad_dtype));
+    result.d_shared_down.push_back(download(args.d_shared.down, shared, options_.grad_dtype));
+  }
+  return result;
 }
 
 }  // namespace mok::testing

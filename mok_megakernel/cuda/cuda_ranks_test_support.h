@@ -18,6 +18,10 @@ struct CudaRanksOptions {
   int32_t id_bytes = 8;
   bool x_in_heap = false;  // x lies where the forward would stage it
   double timeout_seconds = 2;
+  int32_t kept_macrobatches = 1;
+  DType grad_dtype = DType::kBf16;
+  bool accumulate = false;
+  double initial_grad = 0;  // with accumulate: what the weight gradients hold before
 };
 
 // Every rank's workspace, tensors and calls.
@@ -30,9 +34,12 @@ class CudaRanks {
 
   // Queues schedule and forward on all ranks; every call must succeed.
   void QueueAll();
+  // Queues the backward on all ranks.
+  void QueueBackward();
   // One rank's call; returns the C API's code.
   int32_t BuildSchedule(int rank, int32_t part = MOK_CUDA_WHOLE);
   int32_t Forward(int rank, int32_t part = MOK_CUDA_WHOLE);
+  int32_t Backward(int rank, int32_t part = MOK_CUDA_WHOLE);
   // In place of both.
   int32_t ReportError(int rank, int32_t code);
 
@@ -42,6 +49,8 @@ class CudaRanks {
   void Poison();
   // out [T, H] of the whole batch.
   Tensor Out() const;
+  // out and all gradients.
+  LayerResult Result() const;
   MokCudaWorkspace* workspace(int rank) const { return ranks_[rank].workspace; }
 
   struct Rank {
@@ -55,6 +64,7 @@ class CudaRanks {
     MokCudaLayer layer{};
     MokCudaScheduleArgs schedule{};
     MokCudaForwardArgs forward{};
+    MokCudaBackwardArgs backward{};
     int64_t first_token = 0;
     struct Region {
       void* begin;
@@ -73,6 +83,8 @@ class CudaRanks {
   void UploadInputs(int index);
   void UploadWeights(int index);
   void MakeOutputs(int index);
+  void MakeGradients(int index);
+  void QueueParts(const std::vector<int32_t>& parts, int32_t (CudaRanks::*call)(int, int32_t));
 
   const LayerData& data_;
   const CudaRanksOptions options_;

@@ -27,6 +27,7 @@ class CudaWorkspace {
 
   Status BuildSchedule(const MokCudaLayer& layer, const MokCudaScheduleArgs& args);
   Status Forward(const MokCudaLayer& layer, const MokCudaForwardArgs& args);
+  Status Backward(const MokCudaLayer& layer, const MokCudaBackwardArgs& args);
   Status ReportError(const MokCudaErrorArgs& args);
 
  private:
@@ -39,6 +40,10 @@ class CudaWorkspace {
   Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens) const;
   ForwardArguments Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                              const MokCudaForwardArgs& args) const;
+
+  Status StageBackward(const MokCudaBackwardArgs& args, int64_t num_tokens) const;
+  BackwardArguments ArgumentsOfBackward(const CudaLayerPlan& plan, const MokCudaLayer& layer,
+                                        const MokCudaBackwardArgs& args) const;
 
   CudaWorkspaceShape shape_;
   CudaHeapLayout heap_;

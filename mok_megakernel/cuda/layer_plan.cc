@@ -87,7 +87,8 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
       ScheduleScratchLayout(ep_size, workspace.max_tokens, workspace.topk, layer.num_local_experts,
                             grid),
       pass_memory,
-      ForwardScratchLayout(shape, config)};
+      ForwardScratchLayout(shape, config),
+      BackwardScratchLayout(shape, config, BackwardKernelOf(config.order))};
 }
 
 MokCudaLayer CudaErrorLayer() {

@@ -6,6 +6,7 @@
 #include "mok_core/status.h"
 #include "mok_megakernel/cuda/workspace_layout.h"
 #include "mok_megakernel/mok_cuda.h"
+#include "mok_megakernel/sm90/backward_launch.h"
 #include "mok_megakernel/sm90/forward_config.h"
 #include "mok_megakernel/sm90/forward_launch.h"
 #include "mok_schedule/device/device_schedule.h"
@@ -23,6 +24,7 @@ struct CudaLayerPlan {
   ScheduleScratchLayout schedule_scratch;
   PassMemoryLayout pass_memory;
   ForwardScratchLayout forward_scratch;
+  BackwardScratchLayout backward_scratch;
 };
 
 // Errors name the field of `layer`, what was expected and what was given.

@@ -103,6 +103,7 @@ Status FillLayerMemory(const MokCudaWorkspace* workspace, const MokCudaLayer* la
   memory->schedule_bytes = plan.schedule.bytes();
   memory->schedule_scratch_bytes = plan.schedule_scratch.bytes();
   memory->forward_scratch_bytes = static_cast<int64_t>(plan.forward_scratch.bytes());
+  memory->backward_scratch_bytes = static_cast<int64_t>(plan.backward_scratch.bytes());
   const DeviceSchedule at_zero = plan.schedule.At(nullptr);
   memory->result_offset = reinterpret_cast<intptr_t>(at_zero.result);
   memory->expert_rows_offset = reinterpret_cast<intptr_t>(at_zero.expert_rows);
@@ -169,6 +170,13 @@ int32_t mok_cuda_forward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
   return mok::GuardCall(
       workspace, layer, args, "MokCudaForwardArgs",
       [&](mok::CudaWorkspace& checked) { return checked.Forward(*layer, *args); });
+}
+
+int32_t mok_cuda_backward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
+                          const MokCudaBackwardArgs* args) {
+  return mok::GuardCall(
+      workspace, layer, args, "MokCudaBackwardArgs",
+      [&](mok::CudaWorkspace& checked) { return checked.Backward(*layer, *args); });
 }
 
 int32_t mok_cuda_report_error(MokCudaWorkspace* workspace, const MokCudaErrorArgs* args) {

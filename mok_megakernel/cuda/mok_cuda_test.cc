@@ -10,14 +10,6 @@
 #include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
-#include "mok_megakernel/sm90/forward_test_kernels.h"
-
-namespace mok {
-
-// The API links whatever kernel there is: here the emulator's small one.
-ForwardKernelInfo ForwardKernelOf(ColumnOrder order) { return testing::SmallForwardKernel(order); }
-
-}  // namespace mok
 
 namespace mok::testing {
 namespace {

@@ -1,0 +1,125 @@
+// The backward of a CUDA workspace.
+#include <cmath>
+
+#include "mok_megakernel/cuda/call_checks.h"
+#include "mok_megakernel/cuda/cuda_workspace.h"
+#include "mok_megakernel/cuda/stage_rows.h"
+#include "mok_megakernel/sm90/backward_launch.h"
+
+namespace mok {
+namespace {
+
+Status CheckBackward(const CudaLayerPlan& plan, const MokCudaBackwardArgs& args) {
+  if (args.kept_macrobatches < 0 || args.kept_macrobatches > 1) {
+    return InvalidArgumentError("args.kept_macrobatches: expected 0 or 1, got ",
+                                args.kept_macrobatches);
+  }
+  if ((args.d_shared_scale == nullptr) != (args.layer.shared_scale == nullptr) &&
+      plan.shape.max_tokens > 0) {
+    return InvalidArgumentError("args.d_shared_scale: expected ",
+                                args.layer.shared_scale == nullptr ? "null" : "a pointer",
+                                " as args.layer.shared_scale");
+  }
+  for (const MokWeightGrads* grads : {&args.d_routed, &args.d_shared}) {
+    if (grads->dtype != MOK_BF16 && grads->dtype != MOK_FP32) {
+      return TypeMismatchError(
+          "args.d_routed.dtype, args.d_shared.dtype: expected bf16 (0) or "
+          "fp32 (1), got ",
+          grads->dtype);
+    }
+  }
+  return OkStatus();
+}
+
+BackwardArguments::WeightGrads Grads(const MokWeightGrads& from) {
+  BackwardArguments::WeightGrads to;
+  to.gate = from.gate;
+  to.up = from.up;
+  to.down = from.down;
+  to.dtype = from.dtype == MOK_FP32 ? DType::kFp32 : DType::kBf16;
+  to.accumulate = from.accumulate != 0;
+  return to;
+}
+
+}  // namespace
+
+Status CudaWorkspace::StageBackward(const MokCudaBackwardArgs& args, int64_t num_tokens) const {
+  if (shape_.ep_size == 1) return OkStatus();
+  const int64_t row_bytes = shape_.hidden * static_cast<int64_t>(sizeof(BFloat16));
+  StageRowsParams params = {};
+  int num_copies = 0;
+  const auto stage = [&](const void* source, CudaHeapLayout::Part part, int64_t bytes) {
+    void* staged = heap_.At<void>(own_heap(), part);
+    if (source != staged) params.copies[num_copies++] = {source, staged, bytes};
+  };
+  stage(args.layer.x, CudaHeapLayout::kX, num_tokens * row_bytes);
+  stage(args.d_out, CudaHeapLayout::kDOut, num_tokens * row_bytes);
+  stage(args.layer.topk_weight, CudaHeapLayout::kTopkWeight,
+        num_tokens * shape_.topk * static_cast<int64_t>(sizeof(float)));
+  return LaunchStageRows(params, num_copies, shape_.num_sms, shape_.device, args.stream);
+}
+
+BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
+                                                     const MokCudaLayer& layer,
+                                                     const MokCudaBackwardArgs& args) const {
+  BackwardArguments to;
+  to.tokens.num_tokens = layer.num_tokens;
+  to.tokens.x = static_cast<const BFloat16*>(args.layer.x);
+  to.tokens.d_out = static_cast<const BFloat16*>(args.d_out);
+  to.tokens.expert_ids = args.topk_idx;
+  to.tokens.id_bytes = args.topk_idx_bytes;
+  to.tokens.shared_scale = args.layer.shared_scale;
+  to.tokens.d_x = static_cast<BFloat16*>(args.d_x);
+  to.tokens.d_topk_weight = args.d_topk_weight;
+  to.tokens.d_shared_scale = args.d_shared_scale;
+  to.weights = WeightsOf(args.layer);
+  to.context = ContextOf(args.context);
+  to.kept_macrobatches = args.kept_macrobatches;
+  to.d_routed = Grads(args.d_routed);
+  to.d_shared = Grads(args.d_shared);
+  to.peers.rank = shape_.rank;
+  for (int32_t rank = 0; rank < shape_.ep_size; ++rank) {
+    void* heap = heap_of_rank_[static_cast<size_t>(rank)];
+    BackwardArguments::Peers& peers = to.peers;
+    const bool own = rank == shape_.rank;
+    peers.x_of_rank[rank] = own ? to.tokens.x : heap_.At<BFloat16>(heap, CudaHeapLayout::kX);
+    peers.d_out_of_rank[rank] =
+        own ? to.tokens.d_out : heap_.At<BFloat16>(heap, CudaHeapLayout::kDOut);
+    peers.topk_weight_of_rank[rank] =
+        own ? args.layer.topk_weight : heap_.At<float>(heap, CudaHeapLayout::kTopkWeight);
+    peers.routes_of_rank[rank] = heap_.At<BFloat16>(heap, CudaHeapLayout::kRoutes);
+    peers.d_router_of_rank[rank] = heap_.At<float>(heap, CudaHeapLayout::kDRouter);
+    peers.flags_of_rank[rank] = heap_.At<uint64_t>(heap, CudaHeapLayout::kFlags);
+  }
+  to.schedule = plan.schedule.At(const_cast<void*>(args.schedule));
+  to.scratch = plan.backward_scratch.At(args.scratch);
+  // What lives on between passes is the workspace's, at the same places for every layer and pass.
+  static_cast<PassMemory&>(to.scratch) =
+      plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
+  if (!plan.may_have_rows) to.context.ring_x = to.scratch.d_x;  // its map needs memory
+  to.record = &records_->pass_wait;
+  to.timeout_ns = shape_.timeout_ns;
+  to.swiglu_limit = args.layer.swiglu_limit > 0 ? args.layer.swiglu_limit : INFINITY;
+  return to;
+}
+
+Status CudaWorkspace::Backward(const MokCudaLayer& layer, const MokCudaBackwardArgs& args) {
+  MOK_RETURN_IF_ERROR(CheckPart(args.part, MOK_CUDA_EXCHANGE, MOK_CUDA_REDUCE));
+  MOK_RETURN_IF_ERROR(CheckUsable());
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
+  MOK_RETURN_IF_ERROR(CheckPass(plan, layer, args));
+  MOK_RETURN_IF_ERROR(CheckBackward(plan, args));
+  const PassKernelInfo kernel = BackwardKernelOf(plan.config.order);
+  const ForwardConfig config = FitToKernel(plan.config, kernel);
+  MOK_ASSIGN_OR_RETURN(
+      const BackwardParams params,
+      MakeBackwardParams(plan.shape, config, kernel, ArgumentsOfBackward(plan, layer, args)));
+  if (args.part == MOK_CUDA_WHOLE || args.part == MOK_CUDA_STAGE) {
+    MOK_RETURN_IF_ERROR(StageBackward(args, layer.num_tokens));
+    if (args.part == MOK_CUDA_STAGE) return OkStatus();
+  }
+  return LaunchBackward(kernel, params,
+                        {ModeOf(args.part), config.num_blocks, shape_.device, args.stream});
+}
+
+}  // namespace mok

@@ -1,0 +1,147 @@
+// The backward through the CUDA C API in the emulator: against float64, bits over ranks and
+// settings.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "mok_core/device/runtime.h"
+#include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_megakernel/cuda/cuda_ranks_test_support.h"
+
+namespace mok::testing {
+namespace {
+
+LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {9, 20};
+  spec.experts = {2, 2};
+  spec.topk = 2;
+  spec.hidden = 72;
+  spec.intermediate = 40;
+  spec.shared_intermediate = 24;
+  spec.shared_scale = true;
+  return spec;
+}
+
+// Forward and backward over memory full of NaN, `passes` times.
+LayerResult RunOnce(const LayerData& data, const CudaRanksOptions& options, int passes = 1) {
+  StartCase({1, 0.1});
+  CudaRanks ranks(data, options);
+  for (int pass = 0; pass < passes; ++pass) {
+    ranks.Poison();
+    ranks.QueueAll();
+    ranks.QueueBackward();
+    EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  }
+  for (int rank = 0; rank < data.spec.ep_size(); ++rank) {
+    EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK) << mok_last_error();
+  }
+  return ranks.Result();
+}
+
+TEST(MokCudaBackwardTest, OneRankMatchesFloat64) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {29};
+  spec.experts = {4};
+  const LayerData data(spec);
+  CudaRanksOptions options;
+  const LayerResult expected = RunOnce(data, options);
+  ExpectMatchesReference(data, expected);
+  options.kept_macrobatches = 0;
+  ExpectSameBits(expected, RunOnce(data, options), "recomputed");
+  options.kept_macrobatches = 1;
+  ExpectSameBits(expected, RunOnce(data, options, 2), "forward and backward again");
+}
+
+TEST(MokCudaBackwardTest, RanksOfOneAndOfSeveralDevicesGiveTheBitsOfOneRank) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {29};
+  spec.experts = {4};
+  const LayerData one(spec);
+  LayerResult expected = RunOnce(one, {});
+  for (const std::vector<int64_t>& tokens :
+       std::vector<std::vector<int64_t>>{{9, 20}, {0, 28, 1}}) {
+    spec.tokens = tokens;
+    spec.experts = tokens.size() == 2 ? std::vector<int32_t>{3, 1} : std::vector<int32_t>{1, 3, 0};
+    const LayerData data(spec);
+    for (const bool own_devices : {false, true}) {
+      CudaRanksOptions options;
+      options.own_devices = own_devices;
+      options.id_bytes = own_devices ? 4 : 8;
+      const LayerResult result = RunOnce(data, options);
+      ExpectSameBits(expected, result, StrCat(tokens.size(), " ranks, own devices: ", own_devices));
+    }
+  }
+}
+
+TEST(MokCudaBackwardTest, SettingsChangeNoBit) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {150, 151};
+  spec.route = [](int64_t token, int k) { return (token / 40 + k) % 4; };
+  const LayerData data(spec);
+  CudaRanksOptions options;
+  options.own_devices = true;
+  const LayerResult expected = RunOnce(data, options);
+  ExpectMatchesReference(data, expected);
+  options.num_sms = 3;
+  options.num_comm_sms = 1;
+  options.minibatch_rows = 1;
+  options.macrobatch_rows = 200;
+  ExpectSameBits(expected, RunOnce(data, options), "several macrobatches, one exchange SM");
+}
+
+TEST(MokCudaBackwardTest, WeightGradientsAddToWhatIsThere) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {29};
+  spec.experts = {4};
+  const LayerData data(spec);
+  CudaRanksOptions options;
+  options.grad_dtype = DType::kFp32;
+  const LayerResult written = RunOnce(data, options);
+  ExpectMatchesReference(data, written);
+  options.accumulate = true;
+  options.initial_grad = 0.5;
+  const LayerResult added = RunOnce(data, options);
+  for (int64_t i = 0; i < written.d_up.size(); ++i) {
+    ASSERT_EQ(added.d_up.Get(i), static_cast<float>(0.5f + static_cast<float>(written.d_up.Get(i))))
+        << i;
+  }
+  EXPECT_TRUE(added.d_x == written.d_x);
+}
+
+TEST(MokCudaBackwardTest, NoTokens) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {0, 0};
+  for (const bool own_devices : {false, true}) {
+    CudaRanksOptions options;
+    options.own_devices = own_devices;
+    const LayerResult result = RunOnce(LayerData(spec), options);
+    for (int64_t i = 0; i < result.d_gate.size(); ++i) ASSERT_EQ(result.d_gate.Get(i), 0) << i;
+  }
+}
+
+TEST(MokCudaBackwardTest, ArgumentsThatAreWrongAreNamed) {
+  const LayerData data(SmallLayer());
+  StartCase({1, 0.1});
+  CudaRanks ranks(data, {});
+  const CudaRanks::Rank good = ranks.rank(0);
+  const auto expect = [&](auto spoil, int32_t code, const std::string& text) {
+    spoil(ranks.rank(0).backward);
+    EXPECT_EQ(ranks.Backward(0), code);
+    EXPECT_EQ(mok_last_error(), text);
+    ranks.rank(0) = good;
+  };
+  using Args = MokCudaBackwardArgs;
+  expect([](Args& args) { args.kept_macrobatches = 2; }, MOK_INVALID_ARGUMENT,
+         "args.kept_macrobatches: expected 0 or 1, got 2");
+  expect([](Args& args) { args.d_shared_scale = nullptr; }, MOK_INVALID_ARGUMENT,
+         "args.d_shared_scale: expected a pointer as args.layer.shared_scale");
+  expect([](Args& args) { args.d_routed.dtype = 7; }, MOK_TYPE_MISMATCH,
+         "args.d_routed.dtype, args.d_shared.dtype: expected bf16 (0) or fp32 (1), got 7");
+  expect([](Args& args) { args.schedule = nullptr; }, MOK_INVALID_ARGUMENT,
+         "args.schedule: expected a pointer, got null");
+}
+
+}  // namespace
+}  // namespace mok::testing
