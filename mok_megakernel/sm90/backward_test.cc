@@ -360,6 +360,28 @@ TEST(BackwardTest, ScheduleOfTheDevice) {
   ExpectSameBits(expected, RunBackward(data, options, {3, 0.5}), "two virtual ranks");
 }
 
+// Every kind of task that consumers have is in the trace.
+TEST(BackwardTest, Trace) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 8;
+  const LayerData data(spec);
+  StartCase({0, 0.1});
+  DeviceLayer layer(data, TwoBlocks().layer, SmallForwardKernel);
+  DeviceBackward backward(layer, {.kept_macrobatches = 0, .trace_capacity = 200},
+                          SmallBackwardKernel);
+  ASSERT_EQ(layer.LaunchAll(), OkStatus());
+  ASSERT_EQ(backward.LaunchAll(), OkStatus());
+  RunQueued();
+  const std::string summary = backward.trace().SummaryOfConsumers();
+  for (const TaskKind kind :
+       {TaskKind::kRecomputeGateUp, TaskKind::kDownGrad, TaskKind::kInputGrad,
+        TaskKind::kWeightGradDown, TaskKind::kWeightGradGateUp, TaskKind::kSharedRecomputeGateUp,
+        TaskKind::kSharedDownGrad, TaskKind::kSharedInputGrad, TaskKind::kSharedWeightGradDown,
+        TaskKind::kSharedWeightGradGateUp, TaskKind::kTokenReduce}) {
+    EXPECT_NE(summary.find(StrCat(TaskKindName(kind), " ")), std::string::npos) << summary;
+  }
+}
+
 TEST(BackwardTest, DeadRankIsNamed) {
   const LayerData data(SmallLayer());
   for (const Interleaving& interleaving : kInterleavings) {
