@@ -7,6 +7,14 @@ namespace mok {
 
 // PTX ISA 8.8 section 10, %tid.
 MOK_DEVICE Index3 ThreadIndex() { return {threadIdx.x, threadIdx.y, threadIdx.z}; }
+// PTX ISA 8.8 section 10, %tid.x, read at every call: what is computed from it stays where it is
+// written. The compiler moves what is computed from ThreadIndex() out of a persistent loop, into
+// registers that accumulators need.
+MOK_DEVICE uint32_t ThreadIndexReadHere() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
 // PTX ISA 8.8 section 10, %ctaid.
 MOK_DEVICE Index3 BlockIndex() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
 // PTX ISA 8.8 section 10, %ntid.

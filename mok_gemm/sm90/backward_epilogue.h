@@ -41,7 +41,7 @@ MOK_DEVICE Word4 LoadColumns(const BFloat16* matrix, int64_t offset) {
 template <class Config, int kN, bool kStreams>
 MOK_DEVICE void StoreRounded(const ProductTile& tile, BFloat16* matrix, int64_t stride,
                              const float (&accumulator)[kN / 2]) {
-  const StorePlace place;
+  const StorePlace place(ThreadIndexReadHere());
   const ValidProduct<Config> valid(tile);
   BFloat16* out = matrix + place.row * stride + place.column;
   MOK_UNROLL
@@ -67,7 +67,7 @@ template <class Config, int kN>
 MOK_DEVICE void AddRounded(const ProductTile& tile, const BFloat16* matrix, int64_t stride,
                            float (&accumulator)[kN / 2]) {
   constexpr int kBatch = 4;  // groups of 32 columns
-  const StorePlace place;
+  const StorePlace place(ThreadIndexReadHere());
   const ValidProduct<Config> valid(tile);
   const BFloat16* from = matrix + place.row * stride + place.column;
   MOK_UNROLL
@@ -101,7 +101,7 @@ MOK_DEVICE void AddRounded(const ProductTile& tile, const BFloat16* matrix, int6
 struct PairPlace {
   int row, column;  // and row + 8; column + 8 j
   MOK_DEVICE PairPlace() {
-    const int thread = static_cast<int>(ThreadIndex().x), lane = thread % 32;
+    const int thread = static_cast<int>(ThreadIndexReadHere()), lane = thread % 32;
     row = thread / 32 * 16 + lane / 4;
     column = lane % 4 * 2;
   }
@@ -153,27 +153,27 @@ MOK_DEVICE void AddFloats(const ProductTile& tile, const float* matrix, int64_t 
 // Where a thread's accumulators i .. i + 3 lie in the carry of a tile: 16 bytes per thread, thread
 // after thread.
 template <class Config>
-MOK_DEVICE Word4* CarryWords(float* carry, int i) {
-  const int thread = static_cast<int>(ThreadIndex().x);
-  const int warpgroup = thread / 128;
-  return reinterpret_cast<Word4*>(carry) + (warpgroup * (Config::kAccumulators / 4) + i / 4) * 128 +
-         thread % 128;
+MOK_DEVICE Word4* CarryWords(float* carry, uint32_t thread, uint32_t i) {
+  return reinterpret_cast<Word4*>(carry) +
+         (thread / 128 * (Config::kAccumulators / 4) + i / 4) * 128 + thread % 128;
 }
 
 template <class Config, int kRegisters>
 MOK_DEVICE void LoadCarryIf(bool condition, float* carry, float (&accumulator)[kRegisters]) {
+  const uint32_t thread = ThreadIndexReadHere();
   MOK_UNROLL
   for (int i = 0; i < kRegisters; i += 4) {
-    LoadVectorIf(condition, CarryWords<Config>(carry, i),
+    LoadVectorIf(condition, CarryWords<Config>(carry, thread, i),
                  reinterpret_cast<float (&)[4]>(accumulator[i]));
   }
 }
 
 template <class Config, int kRegisters>
 MOK_DEVICE void StoreCarry(float* carry, const float (&accumulator)[kRegisters]) {
+  const uint32_t thread = ThreadIndexReadHere();
   MOK_UNROLL
   for (int i = 0; i < kRegisters; i += 4) {
-    StoreVector(CarryWords<Config>(carry, i),
+    StoreVector(CarryWords<Config>(carry, thread, i),
                 Word4{FloatToBits(accumulator[i]), FloatToBits(accumulator[i + 1]),
                       FloatToBits(accumulator[i + 2]), FloatToBits(accumulator[i + 3])});
   }
@@ -184,7 +184,7 @@ template <class Config, int kElementBytes>
 MOK_DEVICE void StoreZeros(const ProductTile& tile, void* matrix, int64_t stride) {
   constexpr int kElements = sizeof(Word4) / kElementBytes;  // of a store
   const ValidProduct<Config> valid(tile);
-  const int thread = static_cast<int>(ThreadIndex().x), lane = thread % 32;
+  const int thread = static_cast<int>(ThreadIndexReadHere()), lane = thread % 32;
   // A warp has 16 rows, as in the other epilogues.
   for (int i = 0; i < 16; ++i) {
     const int row = thread / 32 * 16 + i;

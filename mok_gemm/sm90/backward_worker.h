@@ -242,7 +242,7 @@ class BackwardConsumer : public GemmConsumer<Config> {
     const int boxes_b = kBug == BackwardBug::kOnlyPaddingOfA
                             ? 0
                             : tile.b_halves * Config::kHalfN / gemm_internal::kBoxColumns;
-    for (int word = first + static_cast<int>(ThreadIndex().x); word < kEnd; word += threads) {
+    for (int word = first + static_cast<int>(ThreadIndexReadHere()); word < kEnd; word += threads) {
       for (int i = 0; i < warpgroups; ++i) {
         reinterpret_cast<Word4*>(stages_->a[stage] + i * kBoxBytes)[word] = {0, 0, 0, 0};
       }
@@ -313,7 +313,7 @@ class BackwardConsumer : public GemmConsumer<Config> {
                                      const RowWeights& rows, float limit, float (&partial)[2]) {
     // Word (row, 4 j + lane % 4) of a fragment: no bank conflicts, since the lines of the 8 rows
     // that a warp accesses at once are swizzled differently.
-    const uint32_t thread = ThreadIndex().x % 128, lane = thread % 32;
+    const uint32_t thread = ThreadIndexReadHere() % 128, lane = thread % 32;
     const uint32_t place =
         (thread / 32 * 16 + lane / 4) * kLine + lane / 4 * kChunk + lane % 4 * sizeof(uint32_t);
     constexpr int kWords = gemm_internal::kBoxColumns / 8;  // of a row
@@ -360,7 +360,7 @@ class BackwardConsumer : public GemmConsumer<Config> {
     using namespace gemm_internal;
     const DownGradEpilogue epilogue = task.down_grad;
     const ValidProduct<Config> valid(task.product);
-    const int thread = static_cast<int>(ThreadIndex().x), lane = thread % 32;
+    const int thread = static_cast<int>(ThreadIndexReadHere()), lane = thread % 32;
     const int first_row = thread / 32 * 16 + lane / 8, column = group * kBoxColumns + lane % 8 * 8;
     const uint32_t place = first_row % Config::kWarpgroupM * kLine + (lane % 8 ^ lane / 8) * kChunk;
     MOK_UNROLL

@@ -58,9 +58,10 @@ MOK_DEVICE void PackColumns(const float (&accumulator)[kRegisters], int first, i
 // Which part of the tile a thread stores: rows row and row + 8, columns column + 32 g + (0 .. 7).
 struct StorePlace {
   int row, column;
-  MOK_DEVICE StorePlace() {
-    const int thread = static_cast<int>(ThreadIndex().x), lane = thread % 32;
-    row = thread / 32 * 16 + lane / 4;  // 4 warps of 16 rows per warpgroup of 64
+  MOK_DEVICE StorePlace() : StorePlace(ThreadIndex().x) {}
+  explicit MOK_DEVICE StorePlace(uint32_t thread) {
+    const int lane = static_cast<int>(thread) % 32;
+    row = static_cast<int>(thread) / 32 * 16 + lane / 4;  // 4 warps of 16 rows per warpgroup
     column = lane % 4 * 8;
   }
 };

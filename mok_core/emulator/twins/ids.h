@@ -6,6 +6,7 @@
 namespace mok {
 
 MOK_DEVICE Index3 ThreadIndex() { return emulator::CurrentThread()->thread; }
+MOK_DEVICE uint32_t ThreadIndexReadHere() { return ThreadIndex().x; }
 MOK_DEVICE Index3 BlockIndex() { return emulator::CurrentThread()->block; }
 MOK_DEVICE Index3 BlockDimensions() { return emulator::CurrentThread()->block_dimensions; }
 MOK_DEVICE Index3 GridDimensions() { return emulator::CurrentThread()->grid_dimensions; }
