@@ -37,6 +37,24 @@ TEST(GemmLayoutTest, TilesAndKStepsLieAsCuteLaysThem) {
   EXPECT_EQ(Config::kBBoxBytes, Config::kHalfN * 128u);
 }
 
+// MN-major operands: boxes of 64 columns by kTileK rows of K, box after box; the corners at which
+// descriptors point for each step of K, and the boxes that their leading offset steps over.
+TEST(GemmLayoutTest, MnMajorBoxesAndKStepsLieAsCuteLaysThem) {
+  using Atom = cute::GMMA::Layout_MN_SW128_Atom<cute::bfloat16_t>;
+  const auto layout = cute::as_position_independent_swizzle_layout(
+      cute::tile_to_shape(Atom{}, cute::make_shape(Int<Config::kTileN>{}, Int<Config::kTileK>{}),
+                          cute::Step<cute::_2, cute::_1>{}));
+  const OperandLayout ours = MnMajorLayout(Swizzle::k128, Config::kTileK);
+  EXPECT_EQ(ours.leading_bytes, Config::kABoxBytes);  // of one warpgroup of A
+  EXPECT_EQ(Config::kTileN / 64 * ours.leading_bytes, Config::kBBytes);
+  for (int box = 0; box < Config::kTileN / 64; ++box) {
+    for (int step = 0; step < Config::kTileK / 16; ++step) {
+      const auto bytes = static_cast<uint32_t>(layout(box * 64, step * 16)) * 2;
+      EXPECT_EQ(bytes, box * ours.leading_bytes + step * 16 * 128);
+    }
+  }
+}
+
 struct Element {
   int row, column;
 };
