@@ -109,15 +109,6 @@ def refuse_forward_mode(name: str, value: Tensor, function: str):
         )
 
 
-def refuse_cuda_gradients(x: Tensor):
-    """Until the backward runs on GPUs: never a graph that would have no gradient."""
-    if x.is_cuda:
-        raise NotImplementedError(
-            "mok_torch: the MoE layer has no backward on GPUs yet; call it under torch.no_grad() "
-            "or with tensors that require no gradient"
-        )
-
-
 def require_contiguous(name: str, value: Tensor):
     if not value.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {value.stride()}")

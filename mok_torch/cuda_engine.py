@@ -19,7 +19,7 @@ from mok_torch.errors import error_of_code
 
 # Ranks that share a GPU queue the parts of a call one after the other (MokCudaPart).
 SCHEDULE_PARTS = (_C.CUDA_STAGE, _C.CUDA_BUILD) if _C.CUDA_BUILT else ()
-FORWARD_PARTS = (_C.CUDA_STAGE, _C.CUDA_EXCHANGE, _C.CUDA_REDUCE) if _C.CUDA_BUILT else ()
+PASS_PARTS = (_C.CUDA_STAGE, _C.CUDA_EXCHANGE, _C.CUDA_REDUCE) if _C.CUDA_BUILT else ()
 
 
 def cuda_device(device: torch.device) -> torch.device:
@@ -148,7 +148,11 @@ class CudaEngine:
 
     def forward(self, layer: _C.CudaLayer, args: _C.CudaForwardArgs):
         """Queues the forward kernel. Collective."""
-        self._queue(FORWARD_PARTS, args, lambda: self._engine.forward(layer, args))
+        self._queue(PASS_PARTS, args, lambda: self._engine.forward(layer, args))
+
+    def backward(self, layer: _C.CudaLayer, args: _C.CudaBackwardArgs):
+        """Queues the backward kernel. Collective."""
+        self._queue(PASS_PARTS, args, lambda: self._engine.backward(layer, args))
 
     def _queue(self, parts: tuple[int, ...], args, launch):
         self._follow_last_call()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.checks import LayerTensors
-from mok_torch.plan import ROW_BLOCK, Plan
+from mok_torch.plan import ROW_BLOCK, Plan, schedule_words, tokens_in_plan
 from mok_torch.workspace import Workspace
 
 
@@ -24,12 +24,13 @@ class CudaSchedule:
     """
 
     words: Tensor
-    routes: Tensor
+    routes: Tensor  # of forwards as given, of backwards int32 inside words
     num_local_experts: int
     first_expert: int
     num_experts: int
     ring_rows: int
     minibatch_rows: int
+    max_tokens: int  # of the workspace that built it
     result_offset: int
     expert_rows_offset: int
 
@@ -121,6 +122,9 @@ def build_schedule(
     args.topk_idx, args.topk_idx_bytes = routes.data_ptr(), routes.element_size()
     args.schedule, args.scratch = words.data_ptr(), scratch.data_ptr()
     engine.build_schedule(layer, args)
+    if whole_call:
+        # For the operator of the backward, which gets no other tensor of the routing.
+        _saved_routes(words, routes.shape).copy_(routes)
     return CudaSchedule(
         words=words,
         routes=routes,
@@ -129,9 +133,64 @@ def build_schedule(
         num_experts=num_experts,
         ring_rows=plan.ring_rows,
         minibatch_rows=plan.minibatch_rows,
+        max_tokens=workspace.num_local_tokens,
         result_offset=memory.result_offset,
         expert_rows_offset=memory.expert_rows_offset,
     )
+
+
+def _check_age(schedule: CudaSchedule, workspace: Workspace):
+    """Where a schedule's tables lie depends on the most tokens that there can be."""
+    if workspace.ep_size > 1 and schedule.max_tokens != workspace.num_local_tokens:
+        raise ValueError(
+            f"schedule: built for at most {schedule.max_tokens} tokens of a rank, but by now the "
+            f"workspace has room for {workspace.num_local_tokens}: build it again"
+        )
+
+
+def _saved_routes(words: Tensor, shape: torch.Size) -> Tensor:
+    """The int32 expert ids at the end of a schedule's words."""
+    return words[words.numel() - shape.numel() :].view(shape)
+
+
+def load_schedule(
+    words: Tensor, layer: LayerTensors, plan: Plan, workspace: Workspace
+) -> CudaSchedule:
+    """A schedule that build_schedule made, for a backward of this layer."""
+    tokens = tokens_in_plan(workspace, layer.num_tokens)
+    planned = schedule_words("cuda", tokens, workspace.topk, layer.num_local_experts)
+    if not words.numel() == planned == plan.schedule_words:
+        raise ValueError(
+            f"schedule_words: expected {planned} words for up to {tokens} tokens of all ranks, got "
+            f"{words.numel()} (a workspace of several ranks may not grow between a forward and its "
+            "backward)"
+        )
+    return CudaSchedule(
+        words=words,
+        routes=_saved_routes(words, layer.topk_weight.shape),
+        num_local_experts=layer.num_local_experts,
+        # Of no consequence once the schedule is built.
+        first_expert=0,
+        num_experts=max(layer.num_local_experts, 1),
+        ring_rows=plan.ring_rows,
+        minibatch_rows=plan.minibatch_rows,
+        max_tokens=workspace.num_local_tokens,
+        result_offset=0,
+        expert_rows_offset=0,
+    )
+
+
+def run_backward(call, args: _C.CudaBackwardArgs):
+    """Queues the backward of a passes.LayerCall, all of whose tensors args hold. Collective."""
+    engine, schedule = call.workspace.engine, call.schedule
+    _check_age(schedule, call.workspace)
+    layer = _layer_of(call.plan, schedule, call.layer, call.plan.bwd_num_comm)
+    args.topk_idx = schedule.routes.data_ptr()
+    args.topk_idx_bytes = schedule.routes.element_size()
+    args.schedule = schedule.words.data_ptr()
+    scratch = engine.scratch(engine.layer_memory(layer).backward_scratch_bytes)
+    args.scratch = scratch.data_ptr()
+    engine.backward(layer, args)
 
 
 def run_forward(call, set_tensors, out: Tensor):
@@ -140,7 +199,8 @@ def run_forward(call, set_tensors, out: Tensor):
     set_tensors(args): sets args.layer and args.context.
     """
     engine, schedule, tensors = call.workspace.engine, call.schedule, call.layer
-    layer = _layer_of(call.plan, schedule, tensors)
+    _check_age(schedule, call.workspace)
+    layer = _layer_of(call.plan, schedule, tensors, call.plan.fwd_num_comm)
     args = _C.CudaForwardArgs()
     set_tensors(args)
     args.topk_idx = schedule.routes.data_ptr()
@@ -152,10 +212,12 @@ def run_forward(call, set_tensors, out: Tensor):
     engine.forward(layer, args)
 
 
-def _layer_of(plan: Plan, schedule: CudaSchedule, tensors: LayerTensors) -> _C.CudaLayer:
+def _layer_of(
+    plan: Plan, schedule: CudaSchedule, tensors: LayerTensors, num_comm: int
+) -> _C.CudaLayer:
     experts = (schedule.num_local_experts, schedule.first_expert, schedule.num_experts)
     layer = _layer_struct(plan, tensors.num_tokens, experts)
     layer.intermediate = tensors.intermediate
     layer.shared_intermediate = tensors.shared_intermediate
-    layer.num_comm_sms = plan.fwd_num_comm
+    layer.num_comm_sms = num_comm
     return layer

@@ -21,15 +21,13 @@ from mok_torch.checks import (
     check_layer,
     check_swiglu_limit,
     check_topk_idx,
-    refuse_cuda_gradients,
     refuse_forward_mode,
     require_dtype,
     require_shape,
     require_tensor,
 )
-from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
-from mok_torch.plan import Plan
+from mok_torch.plan import Plan, capacity_rows, tokens_in_plan
 from mok_torch.workspace import DEFAULT_HANDLE, Workspace, default_workspace, workspace_of_handle
 
 _NUM_WEIGHTS = 6  # routed gate, up, down; shared gate, up, down
@@ -165,7 +163,6 @@ def moe_backward(
     weight_needed: which of the six weights' gradients are wanted. Those that are not, or whose
     input is None, are empty.
     """
-    refuse_cuda_gradients(x)
     owner = _find_workspace(workspace, x, topk_weight)
     weights = (w_gate, w_up, w_down, shared_w_gate, shared_w_up, shared_w_down)
     with owner.reporting_errors(_C.OP_BACKWARD):
@@ -179,11 +176,15 @@ def moe_backward(
         require_shape("d_out", d_out, x.shape, "of x")
         owner.require_room("x", layer.num_tokens)
         d_tokens = d_out.reshape(layer.x.shape).contiguous()
-        schedule = passes.load_schedule(schedule_words)
+        schedule = passes.load_schedule(schedule_words, layer, plan, owner)
         passes.check_schedule(schedule, layer)
         ring = Ring(*map(Tensor.contiguous, (ring_x, ring_gate, ring_up, shared_gate, shared_up)))
         passes.check_ring(_RING_NAMES, ring, layer, plan.ring_rows)
-        ring = _ring_to_overwrite(schedule, ring)
+        tokens = tokens_in_plan(owner, layer.num_tokens)
+        capacity = capacity_rows(tokens, owner.topk, layer.num_local_experts)
+        if passes.may_overwrite_ring(schedule, plan, capacity):
+            # Rows that autograd holds.
+            ring = ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())
         grads = _empty_grads(layer, weights, weight_needed)
     call = LayerCall(owner, plan, schedule, layer, ring, limit)
     passes.run_backward(call, 1, d_tokens, grads)
@@ -199,18 +200,9 @@ def moe_backward(
     )
 
 
-def _ring_to_overwrite(schedule: _C.Schedule, ring: Ring) -> Ring:
-    """The ring itself, or a copy where the backward would overwrite rows that autograd holds."""
-    if schedule.info().num_macrobatches <= 1:
-        return ring
-    return ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())
-
-
 def _empty_grads(layer: LayerTensors, weights, weight_needed: Sequence[bool]) -> LayerGrads:
     d_weights = [
-        lazy_zeros(tuple(weight.shape), weight.dtype, dense=True)
-        if needed and weight is not None
-        else None
+        passes.new_gradient(weight, weight.dtype) if needed and weight is not None else None
         for weight, needed in zip(weights, weight_needed, strict=True)
     ]
     has_scale = layer.shared is not None and layer.shared.scale is not None
@@ -262,7 +254,6 @@ def _(
 
 def _save_for_backward(ctx, inputs, output):
     x, _, topk_weight, *weights_and_scale = inputs[:10]
-    refuse_cuda_gradients(x)
     handle, plan, limit = inputs[10:]
     out, *saved = output
     del out

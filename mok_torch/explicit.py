@@ -24,9 +24,8 @@ from mok_torch.checks import (
     require_tensor,
 )
 from mok_torch.config import MoKConfig
-from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
-from mok_torch.plan import Plan, make_plan
+from mok_torch.plan import Plan, capacity_rows, make_plan, tokens_in_plan
 from mok_torch.workspace import Workspace, check_integer, require_workspace
 
 # Bounds what a mistyped num_local_experts can make the planning allocate.
@@ -44,10 +43,11 @@ class Schedule:
         waits for the schedule kernel.
     """
 
-    def __init__(self, engine, plan: Plan, workspace: Workspace):
+    def __init__(self, engine, plan: Plan, workspace: Workspace, capacity_rows: int):
         self.engine = engine
         self.plan = plan
         self.place = _place(workspace)
+        self.capacity_rows = capacity_rows
 
     @functools.cached_property
     def info(self):
@@ -123,7 +123,7 @@ def build_schedule(
         workspace.require_room("top_experts", routes.shape[0])
         check_integer("num_local_experts", num_local_experts, 0, MAX_LOCAL_EXPERTS)
         ep_size = workspace.ep_size
-        tokens = routes.shape[0] if ep_size == 1 else workspace.num_local_tokens * ep_size
+        tokens = tokens_in_plan(workspace, routes.shape[0])
         plan = make_plan(
             config,
             ep_size,
@@ -133,7 +133,8 @@ def build_schedule(
             device_type=workspace.device.type,
         )
     engine = passes.build_schedule(workspace, plan, routes, num_local_experts, num_experts or 0)
-    return Schedule(engine, plan, workspace)
+    capacity = capacity_rows(tokens, workspace.topk, num_local_experts)
+    return Schedule(engine, plan, workspace, capacity)
 
 
 def forward(
@@ -254,8 +255,6 @@ def backward(
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
-        if workspace.device.type == "cuda":
-            raise NotImplementedError("mok_torch: the MoE layer has no backward on GPUs yet")
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
@@ -266,7 +265,7 @@ def backward(
         d_tokens = d_output.reshape(layer.x.shape).contiguous()
         grads = _make_grads(layer, weight_grad_dtype, _check_main_grads(main_grads))
     kept = context.kept_macrobatches
-    if schedule.info.num_macrobatches > 1:
+    if passes.may_overwrite_ring(schedule.engine, schedule.plan, schedule.capacity_rows):
         context.kept_macrobatches = 0  # the pass overwrites the ring, even one that fails
     call = LayerCall(workspace, plan, schedule.engine, layer, context.ring, limit)
     passes.run_backward(call, kept, d_tokens, grads)
@@ -372,9 +371,7 @@ def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
     """The caller's buffers to add to, or new ones to write."""
     given = [buffer is not None for buffer in buffers]
     if not any(given):
-        return WeightGrads(
-            *(w if w is None else lazy_zeros(tuple(w.shape), dtype, dense=True) for w in weights)
-        )
+        return WeightGrads(*(w if w is None else passes.new_gradient(w, dtype) for w in weights))
     for name, buffer, weight in zip(names, buffers, weights, strict=True):
         name = f"main_grads.{name}"
         if weight is None:

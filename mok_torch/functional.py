@@ -17,7 +17,6 @@ from mok_torch import _C
 from mok_torch.checks import (
     check_num_experts,
     check_swiglu_limit,
-    refuse_cuda_gradients,
     refuse_forward_mode,
     require_tensor,
 )
@@ -150,8 +149,6 @@ def _operator_inputs(arguments, shared, workspace, config, num_experts):
     topk, num_local_experts = topk_idx.shape[-1], weights[0].shape[0]
     tensors = (x, topk_weight, *weights, *(t for t in shared_weights if t is not None))
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if differentiated:
-        refuse_cuda_gradients(x)
     plan = make_plan(
         config,
         ep_size,

@@ -181,7 +181,8 @@ def run_backward(call: LayerCall, kept_macrobatches: int, d_out: Tensor, grads: 
 
     kept_macrobatches: 1 if the ring holds what the forward left, 0 if all is to be recomputed.
     """
-    args = _C.BackwardArgs()
+    on_gpu = call.layer.x.is_cuda
+    args = _C.CudaBackwardArgs() if on_gpu else _C.BackwardArgs()
     call.fill(args)
     args.d_out = d_out.data_ptr()
     args.kept_macrobatches = kept_macrobatches
@@ -190,6 +191,9 @@ def run_backward(call: LayerCall, kept_macrobatches: int, d_out: Tensor, grads: 
     args.d_shared_scale = _address(grads.shared_scale)
     _set_grads(args.d_routed, grads.routed)
     _set_grads(args.d_shared, grads.shared)
+    if on_gpu:
+        cuda_passes.run_backward(call, args)
+        return
     config = call.engine_config(call.plan.bwd_num_comm)
     _C.backward(call.workspace.engine, config, call.schedule, args)
 
@@ -222,6 +226,24 @@ def build_schedule(
     )
 
 
+def new_gradient(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for the gradient of a weight; the pass writes all of it."""
+    if weight.is_cuda:
+        return torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    return lazy_zeros(tuple(weight.shape), dtype, dense=True)
+
+
+def may_overwrite_ring(schedule, plan: Plan, capacity: int) -> bool:
+    """Whether a backward may overwrite what the forward left in the ring.
+
+    It does where there are several macrobatches. On a GPU only the kernels know: there it may
+    unless the ring holds the rows of the worst case.
+    """
+    if isinstance(schedule, cuda_passes.CudaSchedule):
+        return plan.ring_rows < capacity
+    return schedule.info().num_macrobatches > 1
+
+
 def check_schedule(schedule, layer: LayerTensors, names: ArgumentNames = MOE_NAMES):
     """Raises unless the schedule is of this layer's numbers of tokens and experts."""
     # On a GPU all of info would wait for the kernel.
@@ -247,9 +269,11 @@ def save_schedule(schedule, num_words: int) -> Tensor:
     return words
 
 
-def load_schedule(words: Tensor) -> _C.Schedule:
-    """The schedule that save_schedule wrote."""
-    require_tensor("schedule_words", words)
+def load_schedule(words: Tensor, layer: LayerTensors, plan: Plan, workspace: Workspace):
+    """The schedule that save_schedule wrote, of this layer's forward."""
+    require_tensor("schedule_words", words, layer.x.device)
     require_dtype("schedule_words", words, torch.int32)
     words = words.contiguous()
+    if words.is_cuda:
+        return cuda_passes.load_schedule(words, layer, plan, workspace)
     return _C.Schedule.load(words.data_ptr(), words.numel())

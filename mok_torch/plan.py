@@ -84,12 +84,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a layer call; num_tokens_total is an upper bound over all ranks."""
     rows = ring_rows(config, ep_size, num_tokens_total, topk, num_local_experts)
-    capacity = capacity_rows(num_tokens_total, topk, num_local_experts)
-    if device_type == "cuda":
-        words = cuda_schedule_words(num_local_experts, capacity)
-    else:
-        words = _C.SCHEDULE_HEADER_WORDS + 2 * num_local_experts + 2 * capacity
-        words += num_tokens_total * topk
+    words = schedule_words(device_type, num_tokens_total, topk, num_local_experts)
     return Plan(
         ring_rows=rows,
         schedule_words=words,
@@ -103,11 +98,24 @@ def make_plan(
     )
 
 
-def cuda_schedule_words(num_local_experts: int, capacity: int) -> int:
-    """What any schedule of such a layer fits into on a GPU; see mok_cuda.h."""
+def tokens_in_plan(workspace, num_tokens: int) -> int:
+    """The most tokens of all ranks in a call with num_tokens tokens of this rank."""
+    if workspace.ep_size == 1:
+        return num_tokens
+    return workspace.num_local_tokens * workspace.ep_size
+
+
+def schedule_words(
+    device_type: str, num_tokens_total: int, topk: int, num_local_experts: int
+) -> int:
+    """int32 words that hold any schedule of such a layer; see mok.h and mok_cuda.h."""
+    capacity = capacity_rows(num_tokens_total, topk, num_local_experts)
+    words = 2 * capacity + num_tokens_total * topk
+    if device_type != "cuda":
+        return _C.SCHEDULE_HEADER_WORDS + 2 * num_local_experts + words
     # 1: in a build without CUDA no schedule is ever made.
     header = _C.CUDA_SCHEDULE_HEADER_WORDS if _C.CUDA_BUILT else 1
-    return header + 3 * num_local_experts + 2 * capacity + 4 * (capacity // ROW_BLOCK)
+    return header + 3 * num_local_experts + 4 * (capacity // ROW_BLOCK) + words
 
 
 def engine_config(plan: Plan, ranks_in_process: int, num_comm: int) -> _C.EngineConfig:

@@ -1,8 +1,7 @@
 """`python -m mok_torch check`: self-test of this machine.
 
-Runs the layer, forward and backward (on a GPU the forward only), over several virtual ranks and
-compares everything with a float64 reference; then the same batch on 1, 2 and 3 ranks, which must
-agree bit for bit.
+Runs the layer, forward and backward, over several virtual ranks and compares everything with a
+float64 reference; then the same batch on 1, 2 and 3 ranks, which must agree bit for bit.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def _precisions(device: str) -> list[str]:
 def _title(device: str, isa: str | None) -> str:
     if device == "cpu":
         return f"MoE layer, forward and backward, on {isa or _C.ISA_NAMES[_C.best_isa()]}"
-    return f"MoE layer, forward, on {torch.cuda.get_device_name()}"
+    return f"MoE layer, forward and backward, on {torch.cuda.get_device_name()}"
 
 
 def _cells(case: Case, precision: str, comparisons: list[Comparison]) -> tuple[str, ...]:

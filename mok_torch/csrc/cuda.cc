@@ -69,6 +69,7 @@ void BindCudaSizes(py::module_& module) {
       .def_readonly("schedule_bytes", &MokCudaLayerMemory::schedule_bytes)
       .def_readonly("schedule_scratch_bytes", &MokCudaLayerMemory::schedule_scratch_bytes)
       .def_readonly("forward_scratch_bytes", &MokCudaLayerMemory::forward_scratch_bytes)
+      .def_readonly("backward_scratch_bytes", &MokCudaLayerMemory::backward_scratch_bytes)
       .def_readonly("result_offset", &MokCudaLayerMemory::result_offset)
       .def_readonly("expert_rows_offset", &MokCudaLayerMemory::expert_rows_offset);
   module.attr("CUDA_SCHEDULE_HEADER_WORDS") = static_cast<int>(MOK_CUDA_SCHEDULE_HEADER_WORDS);
@@ -100,6 +101,26 @@ void BindCudaArgs(py::module_& module) {
   DefAddress<&MokCudaForwardArgs::scratch>(forward, "scratch");
   DefAddress<&MokCudaForwardArgs::out>(forward, "out");
   DefAddress<&MokCudaForwardArgs::stream>(forward, "stream");
+}
+
+void BindCudaBackward(py::module_& module) {
+  py::class_<MokCudaBackwardArgs> backward(module, "CudaBackwardArgs");
+  backward.def(py::init(&MakeStruct<MokCudaBackwardArgs>))
+      .def_readonly("layer", &MokCudaBackwardArgs::layer)
+      .def_readonly("context", &MokCudaBackwardArgs::context)
+      .def_readonly("d_routed", &MokCudaBackwardArgs::d_routed)
+      .def_readonly("d_shared", &MokCudaBackwardArgs::d_shared)
+      .def_readwrite("topk_idx_bytes", &MokCudaBackwardArgs::topk_idx_bytes)
+      .def_readwrite("part", &MokCudaBackwardArgs::part)
+      .def_readwrite("kept_macrobatches", &MokCudaBackwardArgs::kept_macrobatches);
+  DefAddress<&MokCudaBackwardArgs::topk_idx>(backward, "topk_idx");
+  DefAddress<&MokCudaBackwardArgs::schedule>(backward, "schedule");
+  DefAddress<&MokCudaBackwardArgs::scratch>(backward, "scratch");
+  DefAddress<&MokCudaBackwardArgs::stream>(backward, "stream");
+  DefAddress<&MokCudaBackwardArgs::d_out>(backward, "d_out");
+  DefAddress<&MokCudaBackwardArgs::d_x>(backward, "d_x");
+  DefAddress<&MokCudaBackwardArgs::d_topk_weight>(backward, "d_topk_weight");
+  DefAddress<&MokCudaBackwardArgs::d_shared_scale>(backward, "d_shared_scale");
 }
 
 void BindCudaErrors(py::module_& module) {
@@ -134,6 +155,7 @@ CudaWorkspaceHandle CreateCudaWorkspace(const MokCudaOptions& options,
 void BindCuda(py::module_& module) {
   BindCudaSizes(module);
   BindCudaArgs(module);
+  BindCudaBackward(module);
   BindCudaErrors(module);
   py::class_<CudaWorkspaceHandle>(module, "CudaWorkspace")
       .def(py::init(&CreateCudaWorkspace), py::arg("options"), py::arg("heap_of_rank"),
@@ -162,6 +184,13 @@ void BindCuda(py::module_& module) {
           [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer,
              const MokCudaForwardArgs& args) {
             RaiseIfError(mok_cuda_forward(self.get(), &layer, &args));
+          },
+          py::arg("layer"), py::arg("args"), "Collective.")
+      .def(
+          "backward",
+          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer,
+             const MokCudaBackwardArgs& args) {
+            RaiseIfError(mok_cuda_backward(self.get(), &layer, &args));
           },
           py::arg("layer"), py::arg("args"), "Collective.")
       .def(

@@ -1,0 +1,130 @@
+"""Training on one GPU: autograd, checkpointing, accumulation, compilation, CUDA graphs."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from mok_torch import MoELayer, functional
+from mok_torch.functional import moe
+from mok_torch.reference import relative_error
+from mok_torch.self_test import Case
+from mok_torch.test_support import routed_batch
+
+BF16 = torch.bfloat16
+CASE = Case("training", (512,), hidden=256, intermediate=128, experts=8, topk=2, shared=64)
+
+
+def leaves():
+    """moe's arguments; leaves on the GPU."""
+    batch = routed_batch(CASE, BF16)
+    tensors = (batch.x, batch.topk_weight, *batch.weights, *batch.shared[:3])
+    return batch.topk_idx.cuda(), [t.detach().cuda().requires_grad_() for t in tensors]
+
+
+def call(idx, tensors, **options):
+    x, weight, w_gate, w_up, w_down, *shared = tensors
+    shared = functional.SharedExpert(*shared)
+    return moe(x, idx, weight, w_gate, w_up, w_down, shared=shared, **options)
+
+
+def gradients(out, tensors):
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    d_out = torch.randn(out.shape, generator=generator, device="cuda").to(out.dtype)
+    return torch.autograd.grad(out, tensors, d_out)
+
+
+def assert_equal(actual, expected):
+    assert len(actual) == len(expected)
+    for index, (own, other) in enumerate(zip(actual, expected, strict=True)):
+        assert torch.equal(own, other), index
+
+
+@pytest.mark.parametrize("macrobatch", [None, 256])
+def test_backwards_in_any_order_and_more_than_once(macrobatch):
+    idx, tensors = leaves()
+    config = functional.MoKConfig(macrobatch_size=macrobatch)
+    expected = gradients(call(idx, tensors, config=config), tensors)
+    outs = [call(idx, tensors, config=config) for _ in range(3)]
+    d_out = torch.ones_like(outs[0])
+    first = torch.autograd.grad(outs[2], tensors, d_out, retain_graph=True)
+    assert_equal(torch.autograd.grad(outs[2], tensors, d_out), first)
+    assert_equal(torch.autograd.grad(outs[0], tensors, d_out), first)
+    assert_equal(gradients(outs[1], tensors), expected)
+
+
+def test_gradients_that_nobody_wants():
+    idx, tensors = leaves()
+    expected = gradients(call(idx, tensors), tensors)
+    for wanted in range(len(tensors)):
+        inputs = [t.detach().requires_grad_(i == wanted) for i, t in enumerate(tensors)]
+        (own,) = gradients(call(idx, inputs), [inputs[wanted]])
+        assert torch.equal(own, expected[wanted]), wanted
+
+
+def test_checkpointing():
+    idx, tensors = leaves()
+    expected = gradients(call(idx, tensors), tensors)
+    out = checkpoint(lambda *given: call(idx, given), *tensors, use_reentrant=False)
+    assert_equal(gradients(out, tensors), expected)
+
+
+def test_compiled():
+    idx, tensors = leaves()
+    expected = gradients(call(idx, tensors), tensors)
+    compiled = torch.compile(call, fullgraph=True)
+    assert_equal(gradients(compiled(idx, tensors), tensors), expected)
+
+
+def test_main_gradients_accumulate():
+    idx, tensors = leaves()
+    x, weight, w_gate, w_up, w_down, *shared = (t.detach() for t in tensors)
+    workspace = functional.get_workspace(
+        device="cuda", num_local_tokens=512, hidden_size=256, topk=2
+    )
+    schedule = functional.build_schedule(workspace, None, idx, num_local_experts=8)
+    arguments = (x, weight, *shared, w_gate, w_up, w_down)
+    d_out = torch.randn_like(x)
+
+    def run(**options):
+        _, context = functional.forward(None, workspace, schedule, *arguments)
+        return functional.backward(None, workspace, schedule, context, d_out, *arguments, **options)
+
+    written = run(weight_grad_dtype=torch.float32)
+    buffers = [torch.full(g.shape, 0.25, device="cuda") for g in written[2:8]]
+    added = run(main_grads=functional.MainGrads(*buffers))
+    for buffer, gradient, result in zip(buffers, written[2:8], added[2:8], strict=True):
+        assert result is buffer and torch.equal(buffer, gradient + 0.25)
+
+
+def test_a_layer_trains_as_its_copy_on_the_cpu():
+    torch.manual_seed(0)
+    layer = MoELayer(128, 96, 8, 2, shared_intermediate_size=64, shared_gate=True, dtype=BF16)
+    on_gpu = copy.deepcopy(layer).cuda()
+    x = torch.randn(400, 128).to(BF16)
+    d_out = torch.randn(400, 128).to(BF16)
+    layer(x).backward(d_out)
+    for _ in range(2):  # accumulates
+        on_gpu(x.cuda()).backward(d_out.cuda())
+    for (name, own), other in zip(on_gpu.named_parameters(), layer.parameters(), strict=True):
+        assert relative_error(own.grad.cpu().float() / 2, other.grad.float()) < 2e-2, name
+
+
+def test_a_graph_of_a_whole_step_equals_eager():
+    idx, tensors = leaves()
+    d_out = torch.randn(512, 256, device="cuda").to(BF16)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            torch.autograd.grad(call(idx, tensors), tensors, d_out)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.autograd.grad(call(idx, tensors), tensors, d_out)
+    for routing in (torch.randint(8, (512, 2)), torch.full((512, 2), 3), torch.full((512, 2), -1)):
+        idx.copy_(routing)
+        d_out.normal_()
+        graph.replay()
+        assert_equal(captured, torch.autograd.grad(call(idx, tensors), tensors, d_out))
