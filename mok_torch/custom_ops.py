@@ -21,6 +21,7 @@ from mok_torch.checks import (
     check_layer,
     check_swiglu_limit,
     check_topk_idx,
+    dense,
     refuse_forward_mode,
     require_dtype,
     require_shape,
@@ -175,7 +176,7 @@ def moe_backward(
         require_dtype("d_out", d_out, x.dtype, " (the dtype of x)")
         require_shape("d_out", d_out, x.shape, "of x")
         owner.require_room("x", layer.num_tokens)
-        d_tokens = d_out.reshape(layer.x.shape).contiguous()
+        d_tokens = dense(d_out.reshape(layer.x.shape))
         schedule = passes.load_schedule(schedule_words, layer, plan, owner)
         passes.check_schedule(schedule, layer)
         ring = Ring(*map(Tensor.contiguous, (ring_x, ring_gate, ring_up, shared_gate, shared_up)))

@@ -18,6 +18,7 @@ from mok_torch.checks import (
     check_num_experts,
     check_swiglu_limit,
     check_topk_idx,
+    dense,
     require_contiguous,
     require_dtype,
     require_shape,
@@ -262,7 +263,7 @@ def backward(
         require_tensor("d_output", d_output)
         require_dtype("d_output", d_output, x.dtype, " (the dtype of x)")
         require_shape("d_output", d_output, x.shape, "of x")
-        d_tokens = d_output.reshape(layer.x.shape).contiguous()
+        d_tokens = dense(d_output.reshape(layer.x.shape))
         grads = _make_grads(layer, weight_grad_dtype, _check_main_grads(main_grads))
     kept = context.kept_macrobatches
     if passes.may_overwrite_ring(schedule.engine, schedule.plan, schedule.capacity_rows):
