@@ -118,7 +118,9 @@ TEST(TensorMapsTest, ContractedWeightsAreBoxesOfOneExpert) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(spec->dimensions[i], dimensions[i]);
     EXPECT_EQ(spec->box[i], box[i]);
-    if (i > 0) EXPECT_EQ(spec->strides[i - 1], strides[i - 1]);
+    if (i > 0) {
+      EXPECT_EQ(spec->strides[i - 1], strides[i - 1]);
+    }
   }
   EXPECT_TRUE(runtime::ValidateTensorMapSpec(*spec).ok());
   EXPECT_FALSE(ContractedWeightMapSpec({kBase, 3, 71, 40}).ok());
