@@ -21,7 +21,9 @@ PROGRAMS = {
     "emulator_validation_main": "mok_core/emulator/tests/emulator_validation_main",
     "schedule_gpu_main": "mok_schedule/device/schedule_gpu_main",
     "grouped_gemm_gpu_main": "mok_gemm/sm90/grouped_gemm_gpu_main",
+    "backward_gemm_gpu_main": "mok_gemm/sm90/backward_gemm_gpu_main",
     "forward_gpu_main": "mok_megakernel/sm90/forward_gpu_main",
+    "backward_gpu_main": "mok_megakernel/sm90/backward_gpu_main",
 }
 DATA = {"emulator_reference.bin": "mok_core/emulator/tests/emulator_reference.bin"}
 

@@ -98,7 +98,9 @@ run_unit() {
       "$here/bin/emulator_reference.bin"
     step "schedule_$set" "$here/bin/schedule_gpu_main"
     step "grouped_gemm_$set" "$here/bin/grouped_gemm_gpu_main"
+    step "backward_gemm_$set" "$here/bin/backward_gemm_gpu_main"
     step "forward_$set" "$here/bin/forward_gpu_main" small
+    step "backward_$set" "$here/bin/backward_gpu_main" small
   done
 }
 
@@ -125,10 +127,8 @@ run_benchmarks() {
   CUDA_VISIBLE_DEVICES="${device_sets[0]},${devices[1]}" step benchmark_transport \
     "$python" -m benchmarks.transport.transport --json="$results/transport.json" \
     --plot="$results/transport.png"
-  # --forward_only: MoK's backward on GPUs is not part of mok_torch yet.
   CUDA_VISIBLE_DEVICES="${device_sets[1]}" step benchmark_layer "$python" \
-    -m benchmarks.layer.layer --forward_only=MoK --json="$results/layer.json" \
-    --plot="$results/layer.png"
+    -m benchmarks.layer.layer --json="$results/layer.json" --plot="$results/layer.png"
 }
 
 words=("$@")
