@@ -80,12 +80,13 @@ enum class ExchangeBug : int32_t {
   kNoFenceAfterWait,     // bulk loads of acquired rows without a proxy fence
   kSignalBeforeWritten,  // a tile is signalled when its staging has been read, not written out
   kRelaxedSignal,
-  kNoReadWait,      // the staging is loaded while the last store still reads it
-  kNoFullWait,      // and stored before the load has landed
-  kChunkPastRow,    // the last chunk of a row is not cut
-  kTokenAsRoute,    // rows of tokens are addressed as rows of routes
-  kNoFlushAtEnd,    // the last tile is never signalled
-  kFlagOfGpuScope,  // meetings
+  kSignalWithoutSync,  // lane 0 signals while other lanes still move rows and scalars
+  kNoReadWait,         // the staging is loaded while the last store still reads it
+  kNoFullWait,         // and stored before the load has landed
+  kChunkPastRow,       // the last chunk of a row is not cut
+  kTokenAsRoute,       // rows of tokens are addressed as rows of routes
+  kNoFlushAtEnd,       // the last tile is never signalled
+  kFlagOfGpuScope,     // meetings
   kWaitOfGpuScope,
   kNoEntryWait,
   kNoExitWait,

@@ -186,7 +186,8 @@ class RowMover {
         BulkWaitGroup<0>();
       }
     }
-    SyncWarp();
+    // What all lanes have moved, scalars included.
+    if (kBug != ExchangeBug::kSignalWithoutSync) SyncWarp();
     if (lane_ == 0) {
       MOK_UNROLL
       for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) {
