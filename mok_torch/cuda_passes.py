@@ -9,7 +9,13 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.checks import LayerTensors
-from mok_torch.plan import ROW_BLOCK, Plan, schedule_words, tokens_in_plan
+from mok_torch.plan import (
+    ROUTES_ALIGNMENT_WORDS,
+    ROW_BLOCK,
+    Plan,
+    schedule_words,
+    tokens_in_plan,
+)
 from mok_torch.workspace import Workspace
 
 
@@ -111,10 +117,10 @@ def build_schedule(
         first_expert, num_experts = engine.owned_experts(num_local_experts, num_experts)
         layer = _layer_struct(plan, routes.shape[0], (num_local_experts, first_expert, num_experts))
         memory = engine.layer_memory(layer)
-        if memory.schedule_bytes > 4 * plan.schedule_words:
+        planned = 4 * _first_saved_route(plan.schedule_words, routes.numel())
+        if memory.schedule_bytes > planned:
             raise RuntimeError(
-                f"the schedule takes {memory.schedule_bytes} bytes, planned "
-                f"{4 * plan.schedule_words}"
+                f"the schedule takes {memory.schedule_bytes} bytes, planned {planned}"
             )
         words = torch.empty(plan.schedule_words, dtype=torch.int32, device=engine.device)
         scratch = engine.scratch(memory.schedule_scratch_bytes)
@@ -150,7 +156,12 @@ def _check_age(schedule: CudaSchedule, workspace: Workspace):
 
 def _saved_routes(words: Tensor, shape: torch.Size) -> Tensor:
     """The int32 expert ids at the end of a schedule's words."""
-    return words[words.numel() - shape.numel() :].view(shape)
+    begin = _first_saved_route(words.numel(), shape.numel())
+    return words[begin : begin + shape.numel()].view(shape)
+
+
+def _first_saved_route(num_words: int, num_routes: int) -> int:
+    return (num_words - num_routes) // ROUTES_ALIGNMENT_WORDS * ROUTES_ALIGNMENT_WORDS
 
 
 def load_schedule(

@@ -260,7 +260,7 @@ def backward(
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
         _check_context(context, schedule, layer, limit)
-        require_tensor("d_output", d_output)
+        require_tensor("d_output", d_output, x.device)
         require_dtype("d_output", d_output, x.dtype, " (the dtype of x)")
         require_shape("d_output", d_output, x.shape, "of x")
         d_tokens = dense(d_output.reshape(layer.x.shape))
@@ -377,7 +377,7 @@ def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
         name = f"main_grads.{name}"
         if weight is None:
             raise ValueError(f"{name}: given for a layer without that weight")
-        require_tensor(name, buffer)
+        require_tensor(name, buffer, weight.device)
         if buffer.dtype not in (torch.float32, weight.dtype):
             raise TypeError(f"{name}: expected torch.float32 or {weight.dtype}, got {buffer.dtype}")
         require_dtype(name, buffer, buffers[0].dtype, f" (the dtype of main_grads.{names[0]})")

@@ -282,6 +282,11 @@ def test_lazy_zeros():
             ValueError,
             "main_grads.routed_up: shares memory with main_grads.routed_gate",
         ),
+        (
+            {"main_grads": MainGrads(*[torch.zeros(5, 40, 64, device="meta")] * 3)},
+            ValueError,
+            "main_grads.routed_gate: expected device cpu, got meta",
+        ),
         ({"main_grads": [None] * 6}, TypeError, "main_grads: expected a MainGrads or None"),
         ({"swiglu_limit": 7.0}, ValueError, "swiglu_limit: the forward .* had None, got 7.0"),
     ],
@@ -323,7 +328,7 @@ WRONG_RINGS = {
     "device": (
         lambda ring: ring._replace(x=ring.x.to("meta")),
         ValueError,
-        "context.ring.x: expected device cpu or cuda, got meta",
+        "context.ring.x: expected device cpu, got meta",
     ),
     "expanded": (
         lambda ring: ring._replace(shared_up=ring.shared_up[:1].expand(ring.shared_up.shape)),

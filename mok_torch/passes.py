@@ -64,7 +64,7 @@ def check_ring(names: Sequence[str], ring: Ring, layer: LayerTensors, ring_rows:
     """
     shapes = _layer_ring_shapes(layer, ring_rows)
     for name, tensor, shape in zip(names, ring, shapes, strict=True):
-        require_tensor(name, tensor)
+        require_tensor(name, tensor, layer.x.device)
         require_dtype(name, tensor, layer.x.dtype, " (the dtype of x)")
         require_shape(name, tensor, shape, "of this schedule and layer")
         require_contiguous(name, tensor)

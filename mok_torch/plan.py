@@ -15,6 +15,8 @@ from mok_torch import _C
 from mok_torch.config import MoKConfig
 
 ROW_BLOCK = 128  # rows of a row block: mok_schedule's kRowBlock
+# Expert ids at the end of a GPU's schedule begin at a multiple of 16 bytes, as kernels want them.
+ROUTES_ALIGNMENT_WORDS = 4
 
 
 class Plan(NamedTuple):
@@ -115,6 +117,7 @@ def schedule_words(
         return _C.SCHEDULE_HEADER_WORDS + 2 * num_local_experts + words
     # 1: in a build without CUDA no schedule is ever made.
     header = _C.CUDA_SCHEDULE_HEADER_WORDS if _C.CUDA_BUILT else 1
+    header += ROUTES_ALIGNMENT_WORDS - 1
     return header + 3 * num_local_experts + 4 * (capacity // ROW_BLOCK) + words
 
 
