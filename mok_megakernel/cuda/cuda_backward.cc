@@ -96,7 +96,11 @@ BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
   // What lives on between passes is the workspace's, at the same places for every layer and pass.
   static_cast<PassMemory&>(to.scratch) =
       plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
-  if (!plan.may_have_rows) to.context.ring_x = to.scratch.d_x;  // its map needs memory
+  if (!plan.may_have_rows) {  // their maps need memory, though nothing is ever loaded
+    to.context.ring_x = to.scratch.d_x;
+    to.context.ring_gate = to.scratch.d_gate;
+    to.context.ring_up = to.scratch.d_up;
+  }
   to.record = &records_->pass_wait;
   to.timeout_ns = shape_.timeout_ns;
   to.swiglu_limit = args.layer.swiglu_limit > 0 ? args.layer.swiglu_limit : INFINITY;
