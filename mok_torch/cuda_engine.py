@@ -9,6 +9,7 @@ an exchange of expert counts where the caller leaves num_experts open.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class CudaEngine:
         self._state = torch.zeros(self.memory.state_bytes, dtype=torch.uint8, device=device)
         self._records = torch.zeros(self.memory.record_bytes, dtype=torch.uint8, pin_memory=True)
         self._stream = torch.cuda.current_stream(device)  # of the last call
+        # Threads share the default workspace, and autograd's share any: calls are queued whole.
+        self._lock = threading.Lock()
         torch.cuda.synchronize(device)
         self._engine = _C.CudaWorkspace(
             options, heap_of_rank, self._state.data_ptr(), self._records.data_ptr()
@@ -155,15 +158,16 @@ class CudaEngine:
         self._queue(PASS_PARTS, args, lambda: self._engine.backward(layer, args))
 
     def _queue(self, parts: tuple[int, ...], args, launch):
-        self._follow_last_call()
-        args.stream = self._stream.cuda_stream
-        if not self.shares_device:
-            launch()
-            return
-        for part in parts:
-            args.part = part
-            launch()
-            self._follow_all_ranks()
+        with self._lock:
+            self._follow_last_call()
+            args.stream = self._stream.cuda_stream
+            if not self.shares_device:
+                launch()
+                return
+            for part in parts:
+                args.part = part
+                launch()
+                self._follow_all_ranks()
 
     def _follow_last_call(self):
         """Makes the current stream follow the last call's: the kernels share counters.
@@ -221,8 +225,11 @@ class CudaEngine:
         args = _C.CudaErrorArgs()
         args.code, args.joins_forward = code, int(whole_call)
         scratch = self.scratch(self.memory.error_scratch_bytes)
-        args.scratch, args.stream = scratch.data_ptr(), stream_address(self.device)
-        self._engine.report_error(args)
+        args.scratch = scratch.data_ptr()
+        with self._lock:
+            self._follow_last_call()
+            args.stream = self._stream.cuda_stream
+            self._engine.report_error(args)
 
     def info(self) -> dict[str, int]:
         """Bytes of the heap and of what else lives between calls."""

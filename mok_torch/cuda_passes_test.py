@@ -1,12 +1,13 @@
 """What reaches the engine of a GPU, without one: sizes, addresses, errors. Needs a CUDA build."""
 
 import dataclasses
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mok_torch import _C, cuda_passes, passes
+from mok_torch import _C, cuda_engine, cuda_passes, passes
 from mok_torch.checks import check_layer
 from mok_torch.config import MoKConfig
 from mok_torch.plan import make_plan, schedule_words
@@ -185,3 +186,60 @@ def test_words_on_both_kinds_of_device():
     assert schedule_words("cpu", 0, 3, 0) == _C.SCHEDULE_HEADER_WORDS
     assert schedule_words("cuda", 0, 3, 0) == _C.CUDA_SCHEDULE_HEADER_WORDS + 3
     assert schedule_words("cuda", 40, 3, 5) > schedule_words("cuda", 40, 3, 4)
+
+
+class FakeStream:
+    """Logs what is queued on it."""
+
+    def __init__(self, name, log):
+        self.cuda_stream, self.log = name, log
+
+    def record_event(self):
+        return self.cuda_stream
+
+    def wait_event(self, event):
+        self.log.append((self.cuda_stream, "after", event))
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """A CudaEngine of one of two ranks with GPUs of their own; `current` is the current stream."""
+    log = []
+    streams = [FakeStream(1, log), FakeStream(2, log)]
+    memory = SimpleNamespace(record_stream=lambda stream: None)
+    made = object.__new__(cuda_engine.CudaEngine)
+    made.current, made.log = streams, log
+    made.device, made.memory = torch.device("cpu"), SimpleNamespace(error_scratch_bytes=8)
+    made.was_captured = made._poisoned = False
+    made._group = SimpleNamespace(shares_device=False)
+    made._heap, made._state, made._stream = [memory], memory, streams[0]
+    made._lock = threading.Lock()
+    made._engine = SimpleNamespace(
+        report_error=lambda args: log.append((args.stream, "error")),
+        forward=lambda layer, args: log.append((args.stream, "forward")),
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.current[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return made
+
+
+def test_a_report_follows_the_last_call_on_another_stream(engine):
+    engine.report_error(_C.OP_SCHEDULE, 1, "text")
+    assert engine.log == [(2, "after", 1), (2, "error")]
+    engine.current.reverse()
+    engine.forward(None, _C.CudaForwardArgs())
+    assert engine.log[2:] == [(1, "after", 2), (1, "forward")]
+
+
+def test_calls_of_two_threads_are_queued_one_after_the_other(engine):
+    second = threading.Thread(target=engine.report_error, args=(_C.OP_SCHEDULE, 1, "text"))
+
+    def forward(layer, args):
+        second.start()
+        second.join(0.05)  # it has to wait
+        engine.log.append((args.stream, "forward"))
+
+    engine._engine.forward = forward
+    engine.forward(None, _C.CudaForwardArgs())
+    second.join()
+    assert [what for _, what, *_ in engine.log] == ["after", "forward", "error"]
