@@ -53,6 +53,19 @@ def aligned_bytes(num_bytes: int, device: torch.device) -> Tensor:
     return torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=device)
 
 
+def _refuse_autograds_thread():
+    """Raises where ranks that are threads would wait for each other in one thread of autograd."""
+    in_backward = torch._C._current_graph_task_id() >= 0
+    if in_backward and torch._C._is_multithreading_enabled():
+        error = RuntimeError(
+            "backward: autograd runs the backwards of all ranks that share a GPU in one thread, "
+            "where they would wait for each other for ever: call it under "
+            "torch.autograd.set_multithreading_enabled(False)"
+        )
+        error.is_shared = True  # every rank raises it
+        raise error
+
+
 class CudaEngine:
     """One rank's engine; the counterpart of _C.Workspace on the host."""
 
@@ -191,6 +204,8 @@ class CudaEngine:
 
     def _exchange(self, value: Any) -> list[Any]:
         """The values of all ranks; raises the error that a rank has sent in place of one."""
+        if self.shares_device:
+            _refuse_autograds_thread()
         values = self._group.exchange(value, self._timeout_seconds)
         for rank, other in enumerate(values):
             if isinstance(other, Exception):

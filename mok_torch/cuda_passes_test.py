@@ -243,3 +243,29 @@ def test_calls_of_two_threads_are_queued_one_after_the_other(engine):
     engine.forward(None, _C.CudaForwardArgs())
     second.join()
     assert [what for _, what, *_ in engine.log] == ["after", "forward", "error"]
+
+
+class _CallsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, engine):
+        ctx.engine = engine
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.engine.backward(None, _C.CudaBackwardArgs())
+        return grad, None
+
+
+def test_ranks_in_one_thread_of_autograd_do_not_wait_for_each_other(engine):
+    engine._group = SimpleNamespace(shares_device=True, exchange=lambda value, timeout: [value])
+    engine._timeout_seconds = 1
+    engine._engine.backward = lambda layer, args: engine.log.append(args.part)
+    x = torch.ones(1, requires_grad=True)
+    with pytest.raises(RuntimeError, match="set_multithreading_enabled") as raised:
+        _CallsBackward.apply(x, engine).sum().backward()
+    assert raised.value.is_shared
+    del engine.log[:]
+    with torch.autograd.set_multithreading_enabled(False):
+        _CallsBackward.apply(x, engine).sum().backward()
+    assert [part for part in engine.log if isinstance(part, int)] == list(cuda_engine.PASS_PARTS)

@@ -70,6 +70,9 @@ class InProcessGroup:
         group = InProcessGroup(2)
         # in thread `rank`:
         workspace = create_workspace(config, group.member(rank), ...)
+
+    On a GPU, which the ranks then share, autograd's backward is called under
+    torch.autograd.set_multithreading_enabled(False): it would run all ranks' in one thread.
     """
 
     def __init__(self, size: int):
