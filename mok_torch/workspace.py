@@ -113,6 +113,7 @@ class Workspace:
         self.dtype = request.dtype
         self.engine: _C.Workspace | CudaEngine | None = None
         self._captured_engines: list[CudaEngine] = []
+        self._growth_lock = threading.Lock()  # threads share the workspace of a single rank
         self._create_engine(request)
         with _registry_lock:
             self.handle = next(_next_handle)
@@ -181,8 +182,9 @@ class Workspace:
         self.grow(1 << max(7, (num_tokens - 1).bit_length()))
 
     def _grow(self, agreed: _Request):
-        if agreed.num_local_tokens > self.num_local_tokens:
-            self._create_engine(agreed)
+        with self._growth_lock:
+            if agreed.num_local_tokens > self.num_local_tokens:
+                self._create_engine(agreed)
 
     @contextlib.contextmanager
     def reporting_errors(self, operation: int, whole_call: bool = False):

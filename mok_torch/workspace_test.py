@@ -213,3 +213,25 @@ def test_words_of_no_schedule():
     words = torch.zeros(1000, dtype=torch.int32)
     with pytest.raises(ValueError, match="mok_schedule_save"):
         _C.Schedule.load(words.data_ptr(), 1000)
+
+
+def test_threads_that_grow_a_workspace_leave_the_largest(monkeypatch):
+    workspace = create_workspace(**SHAPES)
+    create, larger_asked = workspace._create_engine, threading.Event()
+
+    def create_slowly(request):
+        if request.num_local_tokens == 100:
+            larger.start()
+            larger_asked.wait()
+            larger.join(0.05)  # it has to wait
+        create(request)
+
+    def grow_larger():
+        larger_asked.set()
+        workspace.grow(1000)
+
+    monkeypatch.setattr(workspace, "_create_engine", create_slowly)
+    larger = threading.Thread(target=grow_larger)
+    workspace.grow(100)
+    larger.join()
+    assert workspace.num_local_tokens == 1000
