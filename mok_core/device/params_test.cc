@@ -49,6 +49,7 @@ TEST(TensorMapSpecTest, NamesWhatIsWrong) {
   } kCases[] = {
       {[](auto& s) { s.rank = 6; }, "rank 6"},
       {[](auto& s) { s.element_bytes = 3; }, "element_bytes 3"},
+      {[](auto& s) { s.base = nullptr; }, "base is null"},
       {[](auto& s) { s.base = static_cast<char*>(s.base) + 8; }, "16-byte aligned"},
       {[](auto& s) { s.dimensions[1] = 0; }, "dimension 1 is 0"},
       {[](auto& s) { s.box[1] = 257; }, "box[1] = 257"},

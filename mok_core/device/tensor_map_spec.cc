@@ -10,6 +10,8 @@ Status ValidateTensorMapSpec(const TensorMapSpec& spec) {
     return InvalidArgumentError("tensor map element_bytes ", spec.element_bytes,
                                 " is not 1, 2 or 4");
   }
+  // A map covers at least one element, so null is always a mistake.
+  if (spec.base == nullptr) return InvalidArgumentError("tensor map base is null");
   if (reinterpret_cast<uintptr_t>(spec.base) % 16 != 0) {
     return InvalidArgumentError("tensor map base ", spec.base, " is not 16-byte aligned");
   }

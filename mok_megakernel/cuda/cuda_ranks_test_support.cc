@@ -20,9 +20,10 @@ void SetSize(Struct& value) {
 
 }  // namespace
 
+// Null for no bytes, as frameworks have it for empty tensors.
 void* CudaRanks::Allocate(int device, int64_t bytes, const char* name) {
-  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, MOK_CUDA_ALIGNMENT));
-  StatusOr<void*> memory = runtime::AllocateDevice(device, size, name);
+  if (bytes == 0) return nullptr;
+  StatusOr<void*> memory = runtime::AllocateDevice(device, static_cast<size_t>(bytes), name);
   MOK_CHECK(memory.ok()) << memory.status();
   return memory.value();
 }
