@@ -192,7 +192,10 @@ void CudaRanks::UploadWeights(int index) {
 void CudaRanks::MakeOutputs(int index) {
   const LayerSpec& spec = data_.spec;
   Rank& rank = ranks_[index];
-  const int64_t tokens = spec.tokens[index], ring = rank.layer_memory.ring_rows;
+  const int64_t tokens = spec.tokens[index];
+  // A rank to which no routing can lead a row needs no ring.
+  const bool may_have_rows = spec.experts[index] > 0 && rank.options.max_tokens > 0;
+  const int64_t ring = may_have_rows ? rank.layer_memory.ring_rows : 0;
   const auto rows = [&](int64_t count, int64_t width, const char* name) {
     return AllocatePoisoned(rank, count * width * kElement, name);
   };
