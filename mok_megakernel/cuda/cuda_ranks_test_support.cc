@@ -20,6 +20,18 @@ void SetSize(Struct& value) {
 
 }  // namespace
 
+LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {9, 20};
+  spec.experts = {2, 2};
+  spec.topk = 2;
+  spec.hidden = 72;
+  spec.intermediate = 40;
+  spec.shared_intermediate = 24;
+  spec.shared_scale = true;
+  return spec;
+}
+
 // Null for no bytes, as frameworks have it for empty tensors.
 void* CudaRanks::Allocate(int device, int64_t bytes, const char* name) {
   if (bytes == 0) return nullptr;

@@ -24,6 +24,9 @@ struct CudaRanksOptions {
   double initial_grad = 0;  // with accumulate: what the weight gradients hold before
 };
 
+// Two ranks with unequal numbers of tokens, a scaled shared expert, widths that all differ.
+LayerSpec SmallLayer();
+
 // Every rank's workspace, tensors and calls.
 class CudaRanks {
  public:

@@ -12,18 +12,6 @@
 namespace mok::testing {
 namespace {
 
-LayerSpec SmallLayer() {
-  LayerSpec spec;
-  spec.tokens = {9, 20};
-  spec.experts = {2, 2};
-  spec.topk = 2;
-  spec.hidden = 72;
-  spec.intermediate = 40;
-  spec.shared_intermediate = 24;
-  spec.shared_scale = true;
-  return spec;
-}
-
 // Forward and backward over memory full of NaN, `passes` times.
 LayerResult RunOnce(const LayerData& data, const CudaRanksOptions& options, int passes = 1) {
   StartCase({1, 0.1});

@@ -20,18 +20,6 @@ using ::testing::MatchesRegex;
 constexpr double kTensorTolerance = 4e-3;
 constexpr double kRowTolerance = 2e-2;
 
-LayerSpec SmallLayer() {
-  LayerSpec spec;
-  spec.tokens = {9, 20};
-  spec.experts = {2, 2};
-  spec.topk = 2;
-  spec.hidden = 72;
-  spec.intermediate = 40;
-  spec.shared_intermediate = 24;
-  spec.shared_scale = true;
-  return spec;
-}
-
 LayerSpec OneRank() {
   LayerSpec spec = SmallLayer();
   spec.tokens = {29};

@@ -8,41 +8,18 @@
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/sm90/backward_test_kernels.h"
 #include "mok_megakernel/sm90/forward_test_kernels.h"
+#include "mok_megakernel/sm90/testing/bug_layer.h"
 #include "mok_megakernel/sm90/testing/device_backward.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
 
 namespace mok::testing {
 namespace {
 
-// Two ranks whose rings are used several times, a shared expert, and a last token block that is not
-// full.
-LayerSpec SmallLayer() {
-  LayerSpec spec;
-  spec.tokens = {40, 90};  // the second warpgroup has rows as well
-  spec.experts = {2, 3};
-  spec.topk = 2;
-  spec.hidden = 40;
-  spec.intermediate = 24;
-  spec.shared_intermediate = 8;
-  return spec;
-}
-
-DeviceLayerOptions OptionsOf() {
-  DeviceLayerOptions options;
-  options.forward.num_sms = 2;
-  options.forward.minibatch_rows = 128;
-  options.forward.macrobatch_rows = 128;
-  options.exchange_tiles = 8;
-  options.token_reduce_tiles = 8;
-  options.chunk_bytes = 32;  // a row is three chunks, the last one short
-  return options;
-}
-
 // The layer after its forward, and a backward whose counters and meetings are its own. It computes
 // everything again: a second pass does not find what the forward has left.
 struct Case {
   explicit Case(const LayerData& data)
-      : layer(data, OptionsOf(), SmallForwardKernel),
+      : layer(data, BugOptions(), SmallForwardKernel),
         backward(layer, {.kept_macrobatches = 0, .own_state = true}, SmallBackwardKernel) {
     MOK_CHECK(layer.LaunchAll().ok());
     MOK_CHECK(runtime::Synchronize().ok());
@@ -60,7 +37,7 @@ bool SameGradients(const LayerResult& a, const LayerResult& b) {
 
 class BackwardBugsTest : public ::testing::Test {
  protected:
-  BackwardBugsTest() : data_(SmallLayer()) {
+  BackwardBugsTest() : data_(BugLayer()) {
     StartCase({0, 0.1});
     Case correct(data_);
     MOK_CHECK(correct.backward.LaunchAll().ok());

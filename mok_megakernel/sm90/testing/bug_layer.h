@@ -1,0 +1,34 @@
+// Test only: the layer of the tests that plant mistakes, and how it runs. Small, with everything in
+// it that a mistake can spoil.
+#pragma once
+
+#include "mok_megakernel/layer_test_support.h"
+#include "mok_megakernel/sm90/testing/device_layer.h"
+
+namespace mok::testing {
+
+// Two ranks whose rings are used several times, a shared expert, and a last token block that is not
+// full.
+inline LayerSpec BugLayer() {
+  LayerSpec spec;
+  spec.tokens = {40, 90};  // the second warpgroup has rows as well
+  spec.experts = {2, 3};
+  spec.topk = 2;
+  spec.hidden = 40;
+  spec.intermediate = 24;
+  spec.shared_intermediate = 8;
+  return spec;
+}
+
+inline DeviceLayerOptions BugOptions() {
+  DeviceLayerOptions options;
+  options.forward.num_sms = 2;
+  options.forward.minibatch_rows = 128;
+  options.forward.macrobatch_rows = 128;
+  options.exchange_tiles = 8;
+  options.token_reduce_tiles = 8;
+  options.chunk_bytes = 32;  // a row is three chunks, the last one short
+  return options;
+}
+
+}  // namespace mok::testing
