@@ -78,6 +78,8 @@ class NcclAllGather:
 class TokenLayer:
     """The layer over a TokenExchange; the shared expert and weight gradients run beside it."""
 
+    resident_bytes = 0
+
     def __init__(self, problem: Problem, exchange: TokenExchange, linear: type[GroupedLinear]):
         self.problem = problem
         self.name = f"{exchange.label}, {linear.label}"

@@ -65,6 +65,8 @@ class AllToAllLayer:
     expert runs beside the first and the last exchange, the weight gradients beside the last one.
     """
 
+    resident_bytes = 0
+
     def __init__(self, problem: Problem, linear: type[GroupedLinear], parts: int = 1):
         self.problem = problem
         in_parts = f" in {parts}" if parts > 1 else ""

@@ -110,6 +110,7 @@ class SonicMoeLayer:
     """SonicMoE computes the local experts of all tokens, which NCCL gathers and reduces."""
 
     name = "all-gather, SonicMoE"
+    resident_bytes = 0
 
     def __init__(self, problem: Problem):
         self.problem = problem

@@ -23,6 +23,7 @@ from benchmarks.layer.cases import FAMILIES, MODELS, Case, make_case
 from benchmarks.layer.catalogue import LAYERS, make_layers
 from benchmarks.layer.check import check_layers, check_same_results
 from benchmarks.layer.measure import Clock, Rates, measure_layers, measure_rates
+from benchmarks.layer.memory import measure_memory
 from benchmarks.layer.problem import make_problem
 
 _BACKEND = flags.DEFINE_enum("backend", "nccl", ["nccl", "gloo"], "Of the process group.")
@@ -56,6 +57,7 @@ def _measure_case(case: Case, device: torch.device, rates: Rates, progress) -> r
     problem = make_problem(case, device, _dtype(device))
     layers = make_layers(problem, _LAYER.value)
     forward_only = set(_FORWARD_ONLY.value)
+    memory = measure_memory(layers, forward_only, problem)  # while the layers have not run
     check_same_results(layers, forward_only)
     iterations, warm_ups = _ITERATIONS.value, _WARM_UPS.value
     task = progress.add_task(case.name, total=iterations + warm_ups)
@@ -64,7 +66,7 @@ def _measure_case(case: Case, device: torch.device, rates: Rates, progress) -> r
         layers, forward_only, clock, iterations, warm_ups, lambda: progress.advance(task)
     )
     link_bytes = {layer.name: layer.link_bytes for layer in layers}
-    return report.CaseResult(case, problem.load, rates, times, link_bytes)
+    return report.CaseResult(case, problem.load, rates, times, link_bytes, memory)
 
 
 def _dtype(device: torch.device) -> torch.dtype:

@@ -48,7 +48,7 @@ def test_single_layers_can_be_chosen_and_backwards_left_out():
     result = run("--family=model", "--ranks=2", "--layer=mok", "--forward_only=MoK", "--nocheck")
     assert result.returncode == 0, result.stderr
     (line,) = (line for line in result.stdout.splitlines() if line.startswith(" MoK"))
-    assert line.split()[-5:] == ["-"] * 5
+    assert line.split()[-7:] == ["-"] * 7
     assert "all-gather" not in result.stdout
 
 

@@ -14,6 +14,8 @@ class Layer(Protocol):
     name: str
     # Bytes into (or out of) this rank over links in a forward; a backward moves as many.
     link_bytes: float
+    # What it holds on the GPU between steps beyond the problem's tensors and PyTorch's allocator's.
+    resident_bytes: int
 
     def plan(self) -> None:
         """Everything that depends on the routing alone."""
@@ -43,6 +45,8 @@ class MokLayer:
             topk=case.topk,
             dtype=x.dtype,
         )
+        info = self._workspace.info()
+        self.resident_bytes = info["heap_bytes"] + info["scratch_bytes"]
         self._inputs = [
             problem.x,
             problem.topk_weight,

@@ -10,6 +10,7 @@ import rich.table
 
 from benchmarks.layer.cases import Case, Load
 from benchmarks.layer.measure import Rates, Times
+from benchmarks.layer.memory import Memory
 
 LINK_GIGABYTES = 372  # per second and direction: the copy engine's pull between two H200
 MOK = "MoK"
@@ -24,6 +25,7 @@ class CaseResult:
     rates: Rates
     times: dict[str, Times]
     link_bytes: dict[str, float]  # of each layer's forward
+    memory: dict[str, Memory] = dataclasses.field(default_factory=dict)  # of a step, on GPUs
 
     def floor_ms(self, forward: bool) -> float:
         """The least time of a forward at the burst rate, or of both passes at the sustained one.
@@ -53,10 +55,18 @@ class CaseResult:
             "forward_floor_ms": self.floor_ms(True),
             "forward_backward_floor_ms": self.floor_ms(False),
             "layers": {
-                name: dataclasses.asdict(times) | {"link_bytes": self.link_bytes[name]}
+                name: dataclasses.asdict(times)
+                | {"link_bytes": self.link_bytes[name]}
+                | self._memory_record(name)
                 for name, times in self.times.items()
             },
         }
+
+    def _memory_record(self, name: str) -> dict:
+        memory = self.memory.get(name)
+        if memory is None:
+            return {}
+        return {"step_bytes": memory.measured, "needed_bytes": memory.needed}
 
 
 def _number(value: float | None, pattern: str) -> str:
@@ -81,6 +91,9 @@ def _rows(result: CaseResult):
             cells += [_number(over_floor, ".2f"), _number(over_peer, ".2f")]
             if field == "forward":
                 cells += [_number(times.planned_forward, ".3f"), _number(times.host, ".3f")]
+        memory = result.memory.get(name)
+        cells.append("-" if memory is None else f"{memory.measured * 1e-9:.2f}")
+        cells.append("-" if memory is None else f"{memory.over_needed:.2f}")
         yield cells
 
 
@@ -95,7 +108,16 @@ def print_result(result: CaseResult, console: rich.console.Console) -> None:
     table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("layer", no_wrap=True)
     both = ("TFLOP/s", "link GB/s", "x floor", "vs peer")
-    for column in ("fwd ms", *both, "with plan ms", "host ms", "fwd+bwd ms", *both):
+    for column in (
+        "fwd ms",
+        *both,
+        "with plan ms",
+        "host ms",
+        "fwd+bwd ms",
+        *both,
+        "step GB",
+        "x needed",
+    ):
         table.add_column(column, justify="right")
     for cells in _rows(result):
         table.add_row(*cells)

@@ -8,6 +8,7 @@ import rich.console
 
 from benchmarks.layer.cases import Load, make_case
 from benchmarks.layer.measure import Rates, Times
+from benchmarks.layer.memory import Memory
 from benchmarks.layer.report import CaseResult, print_result, write_json, write_plot
 
 
@@ -20,7 +21,8 @@ def result() -> CaseResult:
         "other": Times(4.0, 5, 1, 8),
     }
     link_bytes = {"MoK": 2e8, "peer": 1e8, "other": 2e8}
-    return CaseResult(case, Load(16384, 2.3e8), Rates(786, 678), times, link_bytes)
+    memory = {"peer": Memory(3 * 10**9, 2 * 10**9)}
+    return CaseResult(case, Load(16384, 2.3e8), Rates(786, 678), times, link_bytes, memory)
 
 
 def test_floors(result):
@@ -42,13 +44,17 @@ def test_table_shows_ratios(result):
     (line,) = (line for line in text.getvalue().splitlines() if line.startswith(" MoK"))
     cells = line.split()
     assert cells[1:8] == ["2.000", "812", "100", "0.97", "1.50", "2.100", "0.100"]
-    assert cells[8:] == ["-"] * 5
+    assert cells[8:] == ["-"] * 7
+    (line,) = (line for line in text.getvalue().splitlines() if line.startswith(" peer"))
+    assert line.split()[-2:] == ["3.00", "1.50"]
 
 
 def test_json_and_plot(result, tmp_path):
     write_json(str(tmp_path / "layer.json"), {"device": "none"}, [result])
     (case,) = json.loads((tmp_path / "layer.json").read_text())["cases"]
     assert case["layers"]["peer"]["planned_forward"] == 4.0
+    assert case["layers"]["peer"]["step_bytes"] == 3 * 10**9
+    assert "step_bytes" not in case["layers"]["MoK"]
     assert case["forward_floor_ms"] == result.floor_ms(True)
     write_plot(str(tmp_path / "layer.png"), [result])
     assert (tmp_path / "layer.png").stat().st_size > 10_000
