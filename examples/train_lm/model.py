@@ -1,10 +1,10 @@
 """A small decoder-only transformer in the style of DeepSeek-V3: attention, then a MoE layer.
 
 The model trains to the same bits on 1, 2 and 4 ranks. MoELayer sees to it that the experts do; the
-rest of the model has to do its part. It runs one sequence at a time, because a BLAS picks its
-algorithm by the shape: with one shape for every call, a sequence has the same bits wherever it is
-computed. And the sequences' gradients are added in a tree that no split of the batch changes
-(mok_torch.fan_out).
+rest of the model has to do its part. It runs groups of sequences of one size, because a BLAS picks
+its algorithm by the shape: with one shape for every call, a group has the same bits wherever it is
+computed. And the groups' gradients are added in a tree that no split of the batch changes
+(mok_torch.fan_out). A group is one sequence on CPUs; on GPUs it is larger, to fill them.
 """
 
 import dataclasses
@@ -30,22 +30,40 @@ class ModelConfig:
     top_k: int = 2
     expert_intermediate: int = 192
     shared_intermediate: int = 256
-    precision: str = "bf16"  # of the MoE layers' matrix products; the rest is float32
+    precision: str = "bf16"  # of the MoE layers' matrix products
+    dense_precision: str = "fp32"  # of the other matrix products; "bf16": under autocast
+    sequences_at_once: int = 1  # the size of a group; bits depend on it
 
 
-def per_sequence(module: nn.Module, *batches: Tensor) -> Tensor:
-    """Stack of module(batches[0][i], batches[1][i], ...) over the sequences i.
+# What --size names.
+SIZES = {
+    "small": ModelConfig(),
+    "medium": ModelConfig(
+        hidden=512,
+        heads=8,
+        experts=32,
+        top_k=4,
+        expert_intermediate=256,
+        shared_intermediate=256,
+        dense_precision="bf16",
+        sequences_at_once=8,
+    ),
+}
 
-    Each sequence uses a copy of its own of every parameter; fan_out adds up their gradients.
+
+def in_groups(module: nn.Module, size: int, *batches: Tensor) -> Tensor:
+    """module(*batches), applied to `size` sequences at a time.
+
+    Each group uses a copy of its own of every parameter; fan_out adds up their gradients.
     """
-    sequences = list(zip(*batches, strict=True))
+    groups = list(zip(*(batch.split(size) for batch in batches), strict=True))
     names, parameters = zip(*module.named_parameters(), strict=True)
-    copies = zip(*(fan_out(parameter, len(sequences)) for parameter in parameters), strict=True)
+    copies = zip(*(fan_out(parameter, len(groups)) for parameter in parameters), strict=True)
     outputs = [
-        torch.func.functional_call(module, dict(zip(names, own, strict=True)), sequence)
-        for own, sequence in zip(copies, sequences, strict=True)
+        torch.func.functional_call(module, dict(zip(names, own, strict=True)), group)
+        for own, group in zip(copies, groups, strict=True)
     ]
-    return torch.stack(outputs)
+    return torch.cat(outputs)
 
 
 def rotary_table(context: int, dimension: int) -> Tensor:
@@ -56,13 +74,13 @@ def rotary_table(context: int, dimension: int) -> Tensor:
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotary position embedding of x [heads, S, D]."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * table[: x.shape[1]]).flatten(-2)
+    """Rotary position embedding of x [..., S, D], in fp32 whatever x is."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * table[: x.shape[-2]]).flatten(-2).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """x + causal self-attention of norm(x), over one sequence."""
+    """x + causal self-attention of norm(x), over each sequence."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -74,12 +92,12 @@ class Attention(nn.Module):
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [S, H] -> [S, H]."""
+        """x [N, S, H] -> [N, S, H]."""
         qkv = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(1, 2, 0, 3).unbind()  # each [heads, S, D]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # each [N, heads, S, D]
         q, k = rotate(q, self.rotary), rotate(k, self.rotary)
-        attended = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)
-        return x + self.out(attended[0].transpose(0, 1).flatten(-2))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(attended.transpose(1, 2).flatten(-2))
 
 
 class Block(nn.Module):
@@ -87,6 +105,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, group=None, engine=None):
         super().__init__()
+        self.at_once = config.sequences_at_once
         self.attention = Attention(config)
         self.norm = nn.RMSNorm(config.hidden)
         self.moe = MoELayer(
@@ -97,19 +116,19 @@ class Block(nn.Module):
             scoring="sigmoid",  # balanced by a bias, without an auxiliary loss
             shared_intermediate_size=config.shared_intermediate,
             precision=config.precision,
-            gradient_block=config.context,
+            gradient_block=config.sequences_at_once * config.context,
             group=group,
             config=engine,
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
-        x = per_sequence(self.attention, x)
-        return x + self.moe(per_sequence(self.norm, x))
+        x = in_groups(self.attention, self.at_once, x)
+        return x + self.moe(in_groups(self.norm, self.at_once, x))
 
 
 class Head(nn.Module):
-    """The loss of every prediction of one sequence."""
+    """The loss of every prediction."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -117,8 +136,9 @@ class Head(nn.Module):
         self.logits = nn.Linear(config.hidden, config.vocabulary, bias=False)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        """x [S, H], target int64 [S] -> nats [S]."""
-        return F.cross_entropy(self.logits(self.norm(x)), target, reduction="none")
+        """x [N, S, H], target int64 [N, S] -> nats [N, S]."""
+        logits = self.logits(self.norm(x)).float().flatten(0, 1)
+        return F.cross_entropy(logits, target.flatten(), reduction="none").view(target.shape)
 
 
 class LanguageModel(nn.Module):
@@ -160,23 +180,37 @@ class LanguageModel(nn.Module):
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """tokens [B, S] -> [B, S, H]."""
-        x = per_sequence(self.embedding, tokens)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        with self._dense_precision(tokens.device):
+            x = in_groups(self.embedding, self.config.sequences_at_once, tokens)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    def _dense_precision(self, device: torch.device) -> torch.autocast:
+        """Where the dense layers' products are bf16. The MoE layers have a precision of their own,
+        and the sums along the residual stream stay fp32."""
+        enabled = self.config.dense_precision == "bf16"
+        return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Loss of every prediction in nats: tokens [B, S + 1] -> [B, S]."""
-        return per_sequence(self.head, self.hidden_states(tokens[:, :-1]), tokens[:, 1:])
+        hidden_states = self.hidden_states(tokens[:, :-1])
+        with self._dense_precision(tokens.device):
+            at_once = self.config.sequences_at_once
+            return in_groups(self.head, at_once, hidden_states, tokens[:, 1:])
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, length: int, generator: torch.Generator) -> Tensor:
-        """prompt int64 [S] and length more tokens, drawn from the model at temperature 0.8."""
+        """prompt int64 [S] and length more tokens, drawn from the model at temperature 0.8.
+
+        generator: of the CPU.
+        """
         tokens = prompt
         for _ in range(length):
             window = tokens[-self.config.context :]
             last = self.hidden_states(window[None])[0, -1]
             logits = self.head.logits(self.head.norm(last))
-            probability = torch.softmax(logits / 0.8, dim=-1)
-            tokens = torch.cat([tokens, torch.multinomial(probability, 1, generator=generator)])
+            probability = torch.softmax(logits / 0.8, dim=-1).cpu()
+            drawn = torch.multinomial(probability, 1, generator=generator)
+            tokens = torch.cat([tokens, drawn.to(tokens.device)])
         return tokens

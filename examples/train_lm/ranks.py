@@ -1,6 +1,7 @@
-"""The ranks of the example: processes of this machine, joined by torch.distributed over gloo.
+"""The ranks of the example: processes of this machine, joined by torch.distributed.
 
-Sums over ranks are trees, so that a run repeats bit for bit, on 1, 2, 4 or 8 ranks.
+CPU ranks talk over gloo; GPU ranks, one a GPU, over NCCL. Sums over ranks are trees, so that a run
+repeats bit for bit, on 1, 2, 4 or 8 ranks.
 """
 
 import os
@@ -13,23 +14,41 @@ from torch import Tensor, nn
 
 from mok_torch.fan_out import tree_sum
 
+# What a group of CPU or GPU ranks talks over. Small Python objects always travel between hosts.
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
-def launch(worker: Callable, num_ranks: int, *arguments) -> None:
+
+def launch(worker: Callable, num_ranks: int, *arguments, device: str = "cpu") -> None:
     """Runs worker(rank, *arguments) in num_ranks processes that can talk to each other.
 
     Returns when all have finished; an exception in one ends them all and is raised here.
+
+    device: "cpu", or "cuda": rank i has GPU i.
     """
     with tempfile.TemporaryDirectory() as folder:
-        meeting_point = os.path.join(folder, "ranks")
+        meeting_point = "file://" + os.path.join(folder, "ranks")
         torch.multiprocessing.spawn(
-            _join_and_work, (num_ranks, meeting_point, worker, arguments), num_ranks
+            _join_and_work, (num_ranks, meeting_point, device, worker, arguments), num_ranks
         )
 
 
-def _join_and_work(rank: int, num_ranks: int, meeting_point: str, worker, arguments) -> None:
+def launched_by_torchrun() -> bool:
+    """Whether this process is a rank already: torchrun has started it."""
+    return dist.is_torchelastic_launched()
+
+
+def work_as_rank(worker: Callable, *arguments, device: str = "cpu") -> None:
+    """Runs worker(rank, *arguments) in this process, which torchrun has started."""
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    _join_and_work(rank, num_ranks, "env://", device, worker, arguments)
+
+
+def _join_and_work(rank, num_ranks, meeting_point, device, worker, arguments) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # The ranks share this machine.
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=num_ranks
+        _BACKENDS[device], init_method=meeting_point, rank=rank, world_size=num_ranks
     )
     try:
         worker(rank, *arguments)
@@ -42,24 +61,31 @@ def share_of_rank(batch: Tensor) -> Tensor:
     return batch.tensor_split(dist.get_world_size())[dist.get_rank()]
 
 
-def concatenate_over_ranks(part: Tensor) -> Tensor:
-    """The inverse of share_of_rank, for equal parts. Collective."""
+def _parts_of_ranks(part: Tensor) -> list[Tensor]:
+    """The ranks' tensors, in rank order. Collective."""
+    if dist.get_world_size() == 1:
+        return [part]
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, part.contiguous())
-    return torch.cat(parts)
+    return parts
+
+
+def concatenate_over_ranks(part: Tensor) -> Tensor:
+    """The inverse of share_of_rank, for equal parts. Collective."""
+    return torch.cat(_parts_of_ranks(part))
 
 
 def sum_over_ranks(part: Tensor) -> Tensor:
     """The sum of the ranks' tensors. Collective."""
-    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, part.contiguous())
-    return tree_sum(parts)
+    return tree_sum(_parts_of_ranks(part))
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replaces the gradients by their sums over the ranks, in one exchange. Collective."""
+    if dist.get_world_size() == 1:
+        return
     gradients = [parameter.grad for parameter in parameters]
     flat = sum_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
     pieces = flat.split([gradient.numel() for gradient in gradients])
-    for gradient, piece in zip(gradients, pieces, strict=True):
-        gradient.copy_(piece.view_as(gradient))
+    sums = [piece.view_as(grad) for grad, piece in zip(gradients, pieces, strict=True)]
+    torch._foreach_copy_(gradients, sums)

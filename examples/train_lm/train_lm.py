@@ -2,13 +2,17 @@
 
     ./bazelw run //examples:train_lm                 # 2 ranks, about two minutes on 2 cores
     ./bazelw run //examples:train_lm -- --ranks=4 --steps=50
+    ./bazelw run //examples:train_lm -- --device=cuda            # one rank a GPU
+    torchrun --nproc-per-node=2 -m examples.train_lm.train_lm --device=cuda
 
 The ranks are processes of this machine; each holds a share of the experts and of every batch. The
 same seed gives the same losses bit for bit.
 """
 
+import dataclasses
 import math
 import os
+import statistics
 import tempfile
 import time
 
@@ -21,19 +25,38 @@ from absl import app, flags
 
 from examples.train_lm import ranks
 from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
-from examples.train_lm.model import LanguageModel, ModelConfig
+from examples.train_lm.model import SIZES, LanguageModel, ModelConfig
 from examples.train_lm.report import plot
 from examples.train_lm.trainer import Settings, train
 from mok_torch.full_state import load_full_state_dict
 
 _OUTPUT = os.path.join(tempfile.gettempdir(), "train_lm")
 
-_RANKS = flags.DEFINE_integer("ranks", 2, "Processes that share the experts.", lower_bound=1)
+_DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "cuda"], "Where the ranks train.")
+_RANKS = flags.DEFINE_integer(
+    "ranks", None, "Processes that share the experts; default: 2, or one a GPU.", lower_bound=1
+)
+_SIZE = flags.DEFINE_enum(
+    "size", None, SIZES, "Of the model; default: small on CPUs, medium on GPUs."
+)
 _EXPERTS = flags.DEFINE_integer(
-    "experts", 16, "Routed experts of each layer.", lower_bound=ModelConfig.top_k
+    "experts",
+    None,
+    "Routed experts of each layer; default: the size's.",
+    lower_bound=ModelConfig.top_k,
 )
 _STEPS = flags.DEFINE_integer("steps", 400, "Optimizer steps.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 8, "Sequences of a step, over all ranks.", lower_bound=1)
+_BATCH = flags.DEFINE_integer(
+    "batch", None, "Sequences of a step, over all ranks; default: 8, on GPUs 32.", lower_bound=1
+)
+_SEQUENCES_AT_ONCE = flags.DEFINE_integer(
+    "sequences_at_once",
+    None,
+    "Sequences that attention and the like take at a time; default: the size's. Bits depend on it, "
+    "but not on the number of ranks.",
+    lower_bound=1,
+)
+_CUDA_GRAPH = flags.DEFINE_bool("cuda_graph", True, "On GPUs, replay a step as one CUDA graph.")
 _PRECISION = flags.DEFINE_enum("precision", "bf16", ["bf16", "fp32"], "Of the MoE layers.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the weights and of the order of the text.")
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "The largest of the schedule.")
@@ -50,12 +73,51 @@ def output_path(path: str | None) -> str | None:
     return path and os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", ""), path)
 
 
-def check_batch(batch: int) -> bool:
+def num_ranks() -> int:
+    """Of --ranks, of torchrun, or of the GPUs."""
+    if ranks.launched_by_torchrun():
+        return int(os.environ["WORLD_SIZE"])
+    return _RANKS.value or (2 if _DEVICE.value == "cpu" else torch.cuda.device_count())
+
+
+def model_config() -> ModelConfig:
+    """What the flags ask for."""
+    size = _SIZE.value or ("small" if _DEVICE.value == "cpu" else "medium")
+    given = {"experts": _EXPERTS.value, "sequences_at_once": _SEQUENCES_AT_ONCE.value}
+    given = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(SIZES[size], precision=_PRECISION.value, **given)
+
+
+def batch_of_step() -> int:
+    """Sequences of a step, over all ranks."""
+    return _BATCH.value or (8 if _DEVICE.value == "cpu" else 32)
+
+
+def check_batch(_: int | None) -> bool:
     """Validator of --batch. (Validators run when all flags have values.)"""
-    if batch % _RANKS.value:
+    batch, count, at_once = batch_of_step(), num_ranks(), model_config().sequences_at_once
+    if batch % count:
         raise flags.ValidationError(
-            f"must be a multiple of --ranks: {batch} sequences, {_RANKS.value} ranks"
+            f"must be a multiple of --ranks: {batch} sequences, {count} ranks"
         )
+    if batch // count % at_once:
+        raise flags.ValidationError(
+            f"must be a multiple of --ranks times --sequences_at_once: {batch} sequences, {count} "
+            f"ranks, {at_once} at once"
+        )
+    return True
+
+
+def check_device(device: str) -> bool:
+    """Validator of --device."""
+    if device == "cuda" and num_ranks() == 0:
+        raise flags.ValidationError("cuda: PyTorch finds no GPU")
+    if device == "cuda" and num_ranks() > torch.cuda.device_count():
+        raise flags.ValidationError(
+            f"cuda: {num_ranks()} ranks, but {torch.cuda.device_count()} GPUs"
+        )
+    if device == "cuda" and _PRECISION.value != "bf16":
+        raise flags.ValidationError("cuda: expected --precision=bf16")
     return True
 
 
@@ -82,62 +144,75 @@ def check_output(flag_value: str | None) -> bool:
     return True
 
 
-def generate(checkpoint: dict, length: int, seed: int) -> str:
+def generate(checkpoint: dict, length: int, seed: int, device: str) -> str:
     """A sample of text, from one rank that holds every expert of the checkpoint."""
     torch.set_num_threads(1)
     model = LanguageModel(ModelConfig(**checkpoint["config"]))
     load_full_state_dict(model, checkpoint["model"])
-    prompt = torch.tensor(list(_PROMPT))
+    prompt = torch.tensor(list(_PROMPT), device=device)
     generator = torch.Generator().manual_seed(seed)
-    return bytes(model.generate(prompt, length, generator).tolist()).decode(errors="replace")
+    text = model.to(device).generate(prompt, length, generator)
+    return bytes(text.tolist()).decode(errors="replace")
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"unexpected arguments: {arguments[1:]}")
     begin = time.perf_counter()
-    console = rich.console.Console()
-    text = python_help_text()
-    corpus = Corpus.from_text(text)
-    unigram = unigram_entropy(text)
     settings = Settings(
-        model=ModelConfig(experts=_EXPERTS.value, precision=_PRECISION.value),
-        ranks=_RANKS.value,
+        model=model_config(),
+        ranks=num_ranks(),
         steps=_STEPS.value,
-        batch=_BATCH.value,
+        batch=batch_of_step(),
         seed=_SEED.value,
         learning_rate=_LEARNING_RATE.value,
         loss_log=output_path(_LOSS_LOG.value),
         checkpoint=output_path(_CHECKPOINT.value),
+        device=_DEVICE.value,
+        cuda_graph=_DEVICE.value == "cuda" and _CUDA_GRAPH.value,
     )
+    leads = not ranks.launched_by_torchrun() or os.environ["RANK"] == "0"
+    console = rich.console.Console(quiet=not leads)
+    text = python_help_text()
+    corpus = Corpus.from_text(text)
     console.print(
         f"{len(corpus.train)} bytes to train on, {len(corpus.validation)} to validate; "
         f"{settings.ranks} ranks, {settings.model}",
         highlight=False,
     )
-    ranks.launch(train, settings.ranks, settings)
+    if ranks.launched_by_torchrun():
+        ranks.work_as_rank(train, settings, device=settings.device)
+    else:
+        ranks.launch(train, settings.ranks, settings, device=settings.device)
+    if leads:
+        show_result(console, settings, unigram_entropy(text), begin)
 
+
+def show_result(console: rich.console.Console, settings: Settings, unigram: float, begin: float):
+    """The plot, a sample and the table; begin: of the program, by time.perf_counter."""
     checkpoint = torch.load(settings.checkpoint)
-    validation = checkpoint["validation_loss"]
-    plot(output_path(_PLOT.value), checkpoint["history"], unigram, validation)
+    history, validation = checkpoint["history"], checkpoint["validation_loss"]
+    plot(output_path(_PLOT.value), history, unigram, validation)
     if _SAMPLE.value:
-        sample = generate(checkpoint, _SAMPLE.value, settings.seed)
+        sample = generate(checkpoint, _SAMPLE.value, settings.seed, settings.device)
         console.print(rich.panel.Panel(rich.markup.escape(sample), title="sample"))
+    rate = statistics.median(record["tokens_per_s"] for record in history)
     table = rich.table.Table("result", "value")
     table.add_row("unigram entropy of the text", f"{unigram:.4f} nats per byte")
     table.add_row("validation loss", f"{validation:.4f} nats per byte")
-    table.add_row("first and last training loss", _first_and_last(checkpoint["history"]))
+    table.add_row(
+        "first and last training loss", f"{history[0]['loss']:.4f}, {history[-1]['loss']:.4f}"
+    )
+    table.add_row("tokens per second (median)", f"{rate:.0f}")
+    table.add_row("SHA-256 of the weights", checkpoint["digest"])
     table.add_row("checkpoint", settings.checkpoint)
     table.add_row("plot", output_path(_PLOT.value))
     table.add_row("time", f"{time.perf_counter() - begin:.0f} s")
     console.print(table)
 
 
-def _first_and_last(history: list[dict]) -> str:
-    return f"{history[0]['loss']:.4f}, {history[-1]['loss']:.4f}"
-
-
 if __name__ == "__main__":
+    flags.register_validator("device", check_device)
     flags.register_validator("batch", check_batch)
     flags.register_validator("learning_rate", check_learning_rate)
     for output in ("loss_log", "checkpoint", "plot"):

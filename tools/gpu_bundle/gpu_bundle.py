@@ -1,4 +1,4 @@
-"""Collects what a GPU machine without Bazel needs: test programs, the wheel, tests, benchmarks.
+"""Collects what a GPU machine without Bazel needs: test programs, wheel, tests, examples, benchmarks.
 
     ./bazelw run //tools/gpu_bundle -- --output=/path/to/bundle
 
@@ -35,6 +35,11 @@ TREES = {
         *(f"benchmarks/{name}/*.py" for name in ("grouped_gemm", "layer", "transport")),
         "benchmarks/grouped_gemm/libgrouped_gemm.so",
         "benchmarks/transport/libtransport.so",
+    ],
+    "examples": [
+        "examples/__init__.py",
+        "examples/train_lm/*.py",
+        "examples/data_parallel/*.py",
     ],
 }
 # Not in the wheel, so not a test of it: mok_torch's own self test is.

@@ -36,6 +36,9 @@ def test_everything_is_there(bundle):
     assert "benchmarks/benchmarks/transport/libtransport.so" in files
     assert "benchmarks/benchmarks/grouped_gemm/libgrouped_gemm.so" in files
     assert "benchmarks/benchmarks/layer/layer.py" in files
+    for example in ("train_lm", "data_parallel"):
+        assert f"examples/examples/{example}/{example}.py" in files
+        assert f"examples/examples/{example}/{example}_cuda_test.py" in files
     assert sum(name.startswith("wheel/mok_torch-") for name in files) == 1
     for name in gpu_bundle.PROGRAMS:
         assert os.access(bundle / "bin" / name, os.X_OK)
@@ -45,6 +48,7 @@ def test_check_passes_and_a_damaged_file_is_named(bundle, tmp_path):
     result = run(bundle, "check", MOK_BUNDLE_WORK=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "--- harness: passed" in result.stdout
+    assert "--- example: passed" in result.stdout
     damaged = bundle / "benchmarks/benchmarks/layer/cases.py"
     text = damaged.read_text()
     try:

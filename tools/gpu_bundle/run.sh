@@ -7,7 +7,7 @@ usage() {
 usage: run.sh {check|unit|pytest|benchmarks|all}
 
   check       no GPU needed: the files are whole, the wheel fits this Python, the benchmark harness
-              runs on the CPU
+              and an example run on the CPU
   unit        the C++ test programs, on one GPU and on all
   pytest      the Python tests, on one GPU and on all
   benchmarks  all benchmarks; the tables, JSON and plots go to the results folder
@@ -57,7 +57,7 @@ install() {
   rm -rf "$site"
   mkdir -p "$site" "$results"
   "$python" -m zipfile -e "$wheel" "$site" || return 1
-  cp -r "$here"/tests/. "$here"/benchmarks/. "$site"
+  cp -r "$here"/tests/. "$here"/benchmarks/. "$here"/examples/. "$site"
   export PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1
   cd "$work" || return 1
 }
@@ -87,6 +87,8 @@ run_check() {
   step import "$python" -c 'import mok_torch, torch; print(mok_torch.__file__, torch.__version__)'
   step harness "$python" -m benchmarks.layer.layer --backend=gloo --device=cpu --ranks=2 \
     --model=tiny --family=model --tokens=32 --iterations=1 --warm_ups=0
+  step example "$python" -m examples.train_lm.train_lm --ranks=2 --batch=2 --steps=2 --sample=0 \
+    --checkpoint="$work/train_lm.pt" --plot="$results/train_lm.png"
 }
 
 run_unit() {
@@ -109,10 +111,10 @@ run_pytest() {
   local set
   for set in "${device_sets[@]}"; do
     # Fails with one GPU instead of passing over what it is for.
-    local unable=()
-    [[ "$set" == *,* ]] || unable=(--ignore="$site/mok_torch/distributed_cuda_test.py")
+    local selected=(--ignore="$site/mok_torch/distributed_cuda_test.py" "$site/mok_torch")
+    [[ "$set" != *,* ]] || selected=("$site/mok_torch" "$site/examples")
     CUDA_VISIBLE_DEVICES="$set" step "pytest_$set" "$python" -m pytest -q -p no:cacheprovider \
-      --import-mode=importlib "${unable[@]}" "$site/mok_torch"
+      --import-mode=importlib "${selected[@]}"
   done
 }
 

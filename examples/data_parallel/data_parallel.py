@@ -1,0 +1,60 @@
+"""Trains a small MoE model with data parallelism around expert parallelism.
+
+    ./bazelw run //examples/data_parallel -- --ranks=4 --ep_size=2 --strategy=fsdp_experts
+    torchrun --nproc-per-node=2 -m examples.data_parallel.data_parallel --device=cuda --ep_size=2
+
+parallel.py tells which parameter belongs to whom.
+"""
+
+import rich.console
+from absl import app, flags
+
+from examples.data_parallel import parallel
+from examples.data_parallel.model import ModelConfig
+from examples.data_parallel.trainer import STRATEGIES, Settings, train
+from examples.train_lm import ranks
+
+_STRATEGY = flags.DEFINE_enum("strategy", "fsdp_experts", STRATEGIES, "Who holds what.")
+_RANKS = flags.DEFINE_integer("ranks", 4, "Processes to start; without torchrun.", lower_bound=1)
+_EP_SIZE = flags.DEFINE_integer("ep_size", 2, "Ranks that share the experts.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 20, "Optimizer steps.", lower_bound=1)
+_MICROBATCHES = flags.DEFINE_integer("microbatches", 2, "Of a step.", lower_bound=1)
+_CHECKPOINTING = flags.DEFINE_bool("checkpointing", True, "Recompute each block's activations.")
+_DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "cuda"], "Where the ranks train.")
+
+
+def settings_of_flags() -> Settings:
+    precision = "bf16" if _DEVICE.value == "cuda" else "fp32"
+    return Settings(
+        strategy=_STRATEGY.value,
+        ep_size=_EP_SIZE.value,
+        model=ModelConfig(precision=precision),
+        microbatches=_MICROBATCHES.value,
+        checkpointing=_CHECKPOINTING.value,
+        steps=_STEPS.value,
+        device=_DEVICE.value,
+    )
+
+
+def train_and_print(rank: int, settings: Settings) -> None:
+    """On one rank; rank 0 prints."""
+    result = train(rank, settings)
+    if rank == 0:
+        losses = ", ".join(f"{loss:.4f}" for loss in result.losses)
+        rich.console.Console().print(f"{settings.strategy}: losses {losses}", highlight=False)
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) > 1:
+        raise app.UsageError(f"unexpected arguments: {arguments[1:]}")
+    settings = settings_of_flags()
+    if settings.device == "cuda":
+        parallel.launch_kernels_in_order()
+    if ranks.launched_by_torchrun():
+        ranks.work_as_rank(train_and_print, settings, device=settings.device)
+    else:
+        ranks.launch(train_and_print, _RANKS.value, settings, device=settings.device)
+
+
+if __name__ == "__main__":
+    app.run(main)
