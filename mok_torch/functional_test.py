@@ -4,34 +4,53 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mok_torch import functional
 from mok_torch.functional import MoKConfig, SharedExpert, moe
 from mok_torch.lazy_memory import lazy_zeros
+from mok_torch.reference import relative_error
 from mok_torch.self_test import Case, make_batch, run_layer
-from mok_torch.test_support import assert_matches_reference
+from mok_torch.test_support import (
+    assert_matches_float64,
+    assert_matches_reference,
+    expected_of,
+    few_terms_limit,
+    routed_batch,
+)
 
 DTYPES = [torch.bfloat16, torch.float32]
 FULL = Case("full", (37,), shared=40, scaled_shared=True, no_route_share=0.2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+# Few tokens or channels make up for it with more of what bf16's roundings average over: see "What
+# bf16 costs" in docs/numerics.md.
+MANY = {"hidden": 128, "intermediate": 1024}
+FEW_TOKENS = {"hidden": 512, "intermediate": 2048, "topk": 8}
+
+
+@pytest.mark.parametrize(("dtype", "seed"), [*zip(DTYPES, (0, 0), strict=True), (DTYPES[0], 1)])
 @pytest.mark.parametrize(
     "case",
     [
-        Case("full", (300,), shared=40, scaled_shared=True, no_route_share=0.2),
-        Case("small inputs", (300,), shared=40, input_scale=0.02),
-        Case("clamped", (300,), shared=40, swiglu_limit=0.5),
-        Case("no shared expert", (100, 200)),
-        Case("shared width differs", (300,), intermediate=64, shared=200),
-        Case("one route per token", (600,), topk=1),
+        Case("full", (640,), **MANY, shared=520, scaled_shared=True, no_route_share=0.2),
+        Case("small inputs", (640,), **MANY, shared=520, input_scale=0.02),
+        Case("clamped", (640,), **MANY, shared=520, swiglu_limit=0.5),
+        Case("no shared expert", (200, 440), **MANY),
+        Case("shared width differs", (640,), hidden=128, intermediate=520, shared=1000),
+        Case("one route per token", (1200,), hidden=128, intermediate=1024, topk=1),
+        Case("more routes than experts", (160,), **MANY, experts=3, topk=5),
+        Case("more routes than local experts", (150, 150), **MANY, experts=4, topk=4),
+        Case("experts no multiple of ranks", (300, 100, 240), **MANY, experts=7),
+        Case("fewer experts than ranks", (200, 60, 140, 240), **MANY, experts=2, topk=3),
+        Case("odd tails", (643,), hidden=104, intermediate=1000, experts=3),
+        Case("0, 5, 17 tokens", (0, 5, 17), **FEW_TOKENS, shared=4096, scaled_shared=True),
     ],
     ids=lambda case: case.name,
 )
-def test_matches_float64(case, dtype):
-    assert_matches_reference(case, dtype)
+def test_matches_float64(case, dtype, seed):
+    assert_matches_float64(dataclasses.replace(case, seed=seed), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,51 +67,60 @@ def test_matches_float64(case, dtype):
     ],
     ids=lambda case: case.name,
 )
-def test_few_tokens_match_float64(case, dtype):
+def test_small_layers_match_float64_with_rounded_projections(case, dtype):
     assert_matches_reference(case, dtype, rounded=True)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("tokens", [1, 3, 22, 64])
+@pytest.mark.parametrize("width", [32, 128])
+def test_small_layers_err_as_few_terms_do(width, tokens, seed):
+    case = Case("small", (tokens,), hidden=width, intermediate=width, seed=seed)
+    batch = routed_batch(case, torch.bfloat16)
+    actual = run_layer(case, batch)
+    expected = expected_of(case, batch, actual)
+    for name in ("out", "d_x", "d_w_gate", "d_w_up", "d_w_down"):
+        assert relative_error(actual[name], expected[name]) <= few_terms_limit(case), name
+
+
 def test_hidden_and_intermediate_2880():
-    assert_matches_reference(
-        Case("2880", (5, 6), hidden=2880, intermediate=2880, experts=2), rounded=True
-    )
+    assert_matches_float64(Case("2880", (60, 70), hidden=2880, intermediate=2880, experts=2))
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 127, 128, 129, 257])
 def test_rows_around_the_row_block(count):
     """Expert 1 gets `count` rows, expert 0 the rest."""
-    case = Case(f"count {count}", (150, 150), hidden=64, intermediate=40, experts=2, topk=1)
-    routes = (torch.arange(300) < count).long().reshape(300, 1)
-    assert_matches_reference(case, rounded=True, topk_idx=routes)
+    case = Case(f"count {count}", (160, 160), hidden=128, intermediate=2048, experts=2, topk=1)
+    assert_matches_float64(case, topk_idx=(torch.arange(320) < count).long().reshape(320, 1))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_all_routes_lead_to_one_expert(ranks):
-    case = Case("one expert", (150,) * ranks, hidden=64, intermediate=40, experts=4)
+    case = Case("one expert", (150,) * ranks, hidden=128, intermediate=2048, experts=4)
     routes = torch.full((150 * ranks, 2), 3)
-    actual = assert_matches_reference(case, rounded=True, topk_idx=routes)
+    actual = assert_matches_float64(case, topk_idx=routes)
     for name in ("d_w_gate", "d_w_up", "d_w_down"):
         assert (actual[name][:3] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_duplicate_experts_and_missing_routes(dtype):
-    case = Case("ids [4, 4, -1, -1]", (21,), topk=4)
-    routes = torch.tensor([4, 4, -1, -1]).expand(21, 4)
-    actual = assert_matches_reference(case, dtype, rounded=True, topk_idx=routes)
+    case = Case("ids [4, 4, -1, -1]", (300,), **MANY, topk=4)
+    routes = torch.tensor([4, 4, -1, -1]).expand(300, 4)
+    actual = assert_matches_float64(case, dtype, topk_idx=routes)
     assert (actual["d_topk_weight"][:, 2:] == 0).all()
 
 
 def test_no_routes_at_all():
-    case = Case("no routes", (21, 4), shared=40)
-    actual = assert_matches_reference(case, rounded=True, topk_idx=torch.full((25, 2), -1))
+    case = Case("no routes", (210, 40), hidden=128, intermediate=64, shared=2400)
+    actual = assert_matches_float64(case, topk_idx=torch.full((250, 2), -1))
     assert (actual["d_topk_weight"] == 0).all()
 
 
 def test_router_weight_zero():
     """The expert is computed all the same: d_topk_weight is not 0, all else of the route is."""
-    case = Case("weight 0", (21,))
-    actual = assert_matches_reference(case, rounded=True, topk_weight=torch.zeros(21, 2))
+    case = Case("weight 0", (210,), **MANY)
+    actual = assert_matches_float64(case, topk_weight=torch.zeros(210, 2))
     assert (actual["out"] == 0).all()
     assert (actual["d_topk_weight"] != 0).any()
 
@@ -144,12 +172,11 @@ def test_more_than_2_31_elements():
     assert topk_weight.grad[-1, -1] == weight_few.grad[0, 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_shape(data):
+    """In fp32: all whole tensors within 1e-5, whatever the shape, down to a single token."""
     tokens = tuple(data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), "tokens"))
-    # A router gradient is one dot product, which may cancel to nothing; eight do not all.
-    assume(sum(tokens) == 0 or sum(tokens) >= 8)
     case = Case(
         "any shape",
         tokens,
