@@ -80,6 +80,18 @@ def backward(strategy: parallel.Strategy, x: Tensor, target: Tensor, microbatche
     return total
 
 
+def make_optimizer(model: Model, learning_rate: float) -> torch.optim.AdamW:
+    """After wrapping: FSDP puts its own parameters in the place of the model's.
+
+    Experts form a group of their own: an operation over many parameters at once (foreach) takes no
+    mixture of plain tensors and shards, nor of shards over different ranks.
+    """
+    experts = model.expert_parameters()
+    others = [p for p in model.parameters() if all(p is not expert for expert in experts)]
+    groups = [{"params": others}, {"params": experts}]
+    return torch.optim.AdamW(groups, lr=learning_rate, foreach=True)
+
+
 def train(rank: int, settings: Settings, folder: str | None = None) -> Result:
     """Trains on one rank; with a folder, saves the Result there as <rank>.pt."""
     device = torch.device(settings.device)
@@ -94,8 +106,7 @@ def train(rank: int, settings: Settings, folder: str | None = None) -> Result:
     for block in model.blocks:
         block.checkpointing = settings.checkpointing
     strategy = wrap(model, meshes, settings.strategy)
-    # After wrapping: FSDP puts its own parameters in the place of the model's.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+    optimizer = make_optimizer(model, settings.learning_rate)
 
     losses, gradients = [], {}
     for step in range(settings.steps):
