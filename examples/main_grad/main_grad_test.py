@@ -57,23 +57,31 @@ def test_buffers_hold_the_sum_of_the_microbatches(dtype):
         assert torch.equal(d_x, x.grad)
     for (name, own), other in zip(layer.named_parameters(), ordinary.parameters(), strict=True):
         assert own.grad is None and own.main_grad.dtype == dtype
-        assert relative_error(own.main_grad, other.grad) < 6e-3, name  # bf16 rounds three times
+        # Both sides round to bf16 in every microbatch.
+        assert relative_error(own.main_grad, other.grad) < 1e-2, name
         assert own.main_grad.data_ptr() % 128 == 0
     # Every hook ran once for each microbatch.
     assert len(buffer.ready) == 3 * len(list(layer.parameters()))
 
 
-def test_each_microbatch_is_added_with_one_rounding():
-    """fp32 buffers: the sum of fp32 gradients, bit for bit."""
-    layer = make_layer()
-    module = MainGradMoE(layer, TOKENS)
-    buffer = GradientBuffer(layer.parameters(), torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_each_microbatch_is_added_with_one_rounding(dtype):
+    """Of the fp32 gradient, to the buffer's dtype: bit for bit."""
     single = []
     for batch in microbatches():
-        train_step(module, buffer, [batch])
-        single.append(buffer.buffer.clone())
-    train_step(module, buffer, microbatches())
-    assert same_bits(buffer.buffer, (single[0] + single[1]) + single[2])
+        layer = make_layer()
+        buffer = GradientBuffer(layer.parameters(), torch.float32)
+        train_step(MainGradMoE(layer, TOKENS), buffer, [batch])
+        single.append([parameter.main_grad for parameter in layer.parameters()])
+    layer = make_layer()
+    train_step(
+        MainGradMoE(layer, TOKENS), GradientBuffer(layer.parameters(), dtype), microbatches()
+    )
+    for index, parameter in enumerate(layer.parameters()):
+        total = torch.zeros(parameter.shape, dtype=dtype)
+        for gradients in single:
+            total = (total.float() + gradients[index]).to(dtype)
+        assert same_bits(parameter.main_grad, total)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
