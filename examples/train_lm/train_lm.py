@@ -204,7 +204,7 @@ def show_result(console: rich.console.Console, settings: Settings, unigram: floa
         "first and last training loss", f"{history[0]['loss']:.4f}, {history[-1]['loss']:.4f}"
     )
     table.add_row("tokens per second (median)", f"{rate:.0f}")
-    table.add_row("SHA-256 of the weights", checkpoint["digest"])
+    table.add_row("SHA-256 of the weights, begin", checkpoint["digest"][:32])
     table.add_row("checkpoint", settings.checkpoint)
     table.add_row("plot", output_path(_PLOT.value))
     table.add_row("time", f"{time.perf_counter() - begin:.0f} s")

@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,9 +13,9 @@ import torch
 from absl import flags
 from absl.testing import flagsaver
 
-from examples.train_lm import ranks, report, train_lm
+from examples.train_lm import ranks, report, train_lm, trainer
 from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
-from examples.train_lm.model import LanguageModel, ModelConfig
+from examples.train_lm.model import SIZES, LanguageModel, ModelConfig
 from examples.train_lm.trainer import Settings, learning_rate_share, train, validation_loss
 
 SMALL = ModelConfig(
@@ -73,6 +76,46 @@ def test_number_of_ranks_changes_no_bit(tmp_path, precision, experts, rank_count
         assert run(tmp_path, num_ranks, model=model) == one
 
 
+def test_groups_of_sequences_and_autocast_change_no_promise(tmp_path):
+    """What GPUs use, on a CPU: two sequences at a time, dense layers in bf16."""
+    model = dataclasses.replace(SMALL, sequences_at_once=2, dense_precision="bf16")
+    one = run(tmp_path, 1, model=model, steps=3)
+    assert run(tmp_path, 2, model=model, steps=3) == one
+    in_fp32 = run(tmp_path, 1, model=dataclasses.replace(SMALL, sequences_at_once=2), steps=3)
+    assert in_fp32 != one
+    assert in_fp32 == pytest.approx(one, rel=1e-3)
+
+
+def test_groups_compute_the_same_model():
+    torch.manual_seed(0)
+    tokens = torch.randint(256, (4, 20))
+    losses = []
+    for at_once in (1, 2, 4):
+        torch.manual_seed(3)
+        model = LanguageModel(dataclasses.replace(SMALL, sequences_at_once=at_once))
+        loss = model(tokens)
+        loss.sum().backward()
+        losses.append((loss.detach(), model.blocks[0].attention.qkv.weight.grad))
+    for loss, gradient in losses[1:]:
+        torch.testing.assert_close(loss, losses[0][0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(gradient, losses[0][1], rtol=1e-3, atol=1e-4)
+
+
+def test_program_under_torchrun(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += [train_lm.__file__, "--batch=2", "--steps=2", "--experts=4", "--sample=0"]
+    command += [f"--{flag}={tmp_path / flag}" for flag in ("checkpoint", "loss_log", "plot")]
+    command[-1] += ".png"
+    environment = os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("validation loss") == 1  # one rank prints
+    assert torch.load(tmp_path / "checkpoint")["digest"][:32] in result.stdout
+    assert len((tmp_path / "loss_log").read_text().splitlines()) == 2
+
+
 def test_a_failing_rank_ends_the_run():
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="rank 1 fails"):
         ranks.launch(fail_on_rank_1, 2)
@@ -107,6 +150,48 @@ def test_batch_must_divide_among_ranks():
             flags.ValidationError, match="multiple of --ranks: 3 sequences, 2 ranks"
         ):
             train_lm.check_batch(3)
+    with flagsaver.flagsaver(batch=6, ranks=2, sequences_at_once=2):
+        with pytest.raises(flags.ValidationError, match="6 sequences, 2 ranks, 2 at once"):
+            train_lm.check_batch(6)
+
+
+def test_cuda_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    assert train_lm.check_device("cpu")
+    for num_ranks, text in ((None, "finds no GPU"), (2, "2 ranks, but 0 GPUs")):
+        with flagsaver.flagsaver(device="cuda", ranks=num_ranks):
+            with pytest.raises(flags.ValidationError, match=text):
+                train_lm.check_device("cuda")
+
+
+def test_sizes():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    assert train_lm.model_config() == ModelConfig() and train_lm.batch_of_step() == 8
+    with flagsaver.flagsaver(device="cuda", experts=64):
+        config = train_lm.model_config()
+        assert config == dataclasses.replace(SIZES["medium"], experts=64)
+        assert config.dense_precision == "bf16" and train_lm.batch_of_step() == 32
+
+
+def test_progress_reports_in_bundles():
+    class Recorder:
+        def __init__(self):
+            self.steps = []
+
+        def step(self, loss, rate, loads):
+            assert rate > 0 and torch.equal(loads, torch.ones(2, 3))
+            self.steps.append(loss)
+
+    recorder = Recorder()
+    progress = trainer.Progress(recorder, tokens_per_step=10, steps_per_bundle=2)
+    for loss in range(3):
+        progress.add(torch.tensor(float(loss)), torch.ones(2, 3))
+    assert recorder.steps == [0.0, 1.0]
+    progress.flush()
+    assert recorder.steps == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0, -1.0])
