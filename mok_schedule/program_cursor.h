@@ -23,9 +23,8 @@ class ProgramCursor {
     MOK_NO_UNROLL
     while (index >= end_) NextRun();
     const Segment& segment = program_->segments_[segment_];
-    if (segment.span == Span::kOnce || segment.span == Span::kPieces ||
-        segment.span == Span::kEmptyExperts) {
-      return program_->DecodeElement(segment, step_, index - begin_);
+    if (ProgramView::HasNoBlocks(segment.span)) {
+      return program_->DecodeWithoutBlocks(segment, step_, index - begin_);
     }
     return DecodeBlock(segment, static_cast<uint32_t>(index - begin_));
   }
@@ -60,12 +59,9 @@ class ProgramCursor {
       if (++segment_ == list_end_) NextList();
     } while (!program_->segments_[segment_].IsIn(queue_));
     const Segment& segment = program_->segments_[segment_];
+    const ProgramView::Blocks blocks = program_->ElementsOf(segment, step_);
     begin_ = end_;
-    end_ += segment.tiles * program_->NumElements(segment, step_);
-    const bool tokens = segment.span == Span::kTokenBlocks;
-    const ProgramView::Blocks blocks = tokens
-                                           ? ProgramView::Blocks{0, program_->shape().token_blocks}
-                                           : program_->BlocksOf(segment.span, step_);
+    end_ += segment.tiles * blocks.count;
     first_block_ = static_cast<int32_t>(blocks.first);
     num_blocks_ = static_cast<uint32_t>(blocks.count);
     panel_blocks_ = static_cast<uint32_t>(segment.panel_blocks < blocks.count ? segment.panel_blocks
@@ -78,12 +74,11 @@ class ProgramCursor {
     if (part_ == Part::kPrologue) {
       part_ = Part::kLeadIn;
       step_.lead_in_macrobatch = num_macrobatches > 0 ? program_->MacrobatchAt(0) : -1;
-    } else if (part_ == Part::kLeadIn || step_.is_last) {
-      if (part_ == Part::kStream) ++position_;
-      part_ = Part::kStream;
-      EnterStep(0);
     } else {
-      EnterStep(step_.index + 1);
+      const bool is_first = part_ == Part::kLeadIn || step_.is_last;  // of a macrobatch
+      if (is_first && part_ == Part::kStream) ++position_;
+      part_ = Part::kStream;
+      EnterStep(is_first ? 0 : step_.index + 1);
     }
     if (position_ == num_macrobatches && part_ == Part::kStream) {
       part_ = Part::kEpilogue;

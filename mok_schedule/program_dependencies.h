@@ -34,9 +34,13 @@ class DependencyList {
   MOK_HOST_DEVICE void WaitForRange(CounterFamily family, int64_t index, int64_t count,
                                     int64_t target) {
     if (count == 0 || target == 0) return;
-    result_.waits[result_.num_waits++] = {program_.CounterOf(family, index),
-                                          static_cast<int32_t>(count),
-                                          static_cast<uint64_t>(target)};
+    const Wait wait = {program_.CounterOf(family, index), static_cast<int32_t>(count),
+                       static_cast<uint64_t>(target)};
+    // Values are selected, not places, so that device code keeps all of it in registers.
+    for (int i = 0; i < MaxWaits(pass_); ++i) {
+      result_.waits[i] = i == result_.num_waits ? wait : result_.waits[i];
+    }
+    ++result_.num_waits;
   }
   MOK_HOST_DEVICE void WaitFor(CounterFamily family, int64_t index, int64_t target) {
     WaitForRange(family, index, 1, target);
@@ -50,7 +54,11 @@ class DependencyList {
     WaitFor(CounterFamily::kSent, 0, shape.ring.num_row_blocks * shape.exchange_tiles);
   }
   MOK_HOST_DEVICE void Signal(CounterFamily family, int64_t index) {
-    result_.signals[result_.num_signals++] = program_.CounterOf(family, index);
+    const int32_t counter = program_.CounterOf(family, index);
+    for (int i = 0; i < kMaxSignals; ++i) {
+      result_.signals[i] = i == result_.num_signals ? counter : result_.signals[i];
+    }
+    ++result_.num_signals;
   }
   MOK_HOST_DEVICE void SignalSlot(CounterFamily family) { Signal(family, Slot()); }
 
@@ -141,31 +149,39 @@ MOK_HOST_DEVICE inline void ListBarrierDependencies(const Task& task, Dependency
   }
 }
 
-MOK_HOST_DEVICE inline void ListForwardDependencies(const Task& task, DependencyList& list) {
-  switch (task.kind) {
-    case TaskKind::kDispatch:
-      list.WaitFor(CounterFamily::kEntry, 0, 1);
-      list.WaitForSlot(CounterFamily::kGateUpDone, Occupant::kPrevious);  // has read x
-      list.SignalSlot(CounterFamily::kDispatched);
-      break;
-    case TaskKind::kGateUp:
-      list.WaitForSlot(CounterFamily::kDispatched, Occupant::kThis);    // x
-      list.WaitForSlot(CounterFamily::kDownDone, Occupant::kPrevious);  // has read h
-      list.SignalSlot(CounterFamily::kGateUpDone);
-      break;
-    case TaskKind::kDown:
-      list.WaitForSlot(CounterFamily::kGateUpDone, Occupant::kThis);    // h
-      list.WaitForSlot(CounterFamily::kCombined, Occupant::kPrevious);  // has read y
-      list.SignalSlot(CounterFamily::kDownDone);
-      break;
-    case TaskKind::kCombine:
-      list.WaitForSlot(CounterFamily::kDownDone, Occupant::kThis);  // y
-      list.SignalSlot(CounterFamily::kCombined);
-      list.Signal(CounterFamily::kSent, 0);
-      break;
+// What a forward task does in the ring slot of its row block. The kinds differ in the families
+// alone, so that device code holds what computes counters and targets once and not once per kind.
+struct SlotRule {
+  static constexpr auto kNothing = static_cast<CounterFamily>(kNumCounterFamilies);
+
+  CounterFamily needs = kNothing;       // of this occupant
+  CounterFamily overwrites = kNothing;  // whose tasks of the previous occupant have to have read it
+  CounterFamily signals = kNothing;
+};
+MOK_HOST_DEVICE inline SlotRule ForwardSlotRule(TaskKind kind) {
+  switch (kind) {
+    case TaskKind::kDispatch:  // x
+      return {SlotRule::kNothing, CounterFamily::kGateUpDone, CounterFamily::kDispatched};
+    case TaskKind::kGateUp:  // x -> h
+      return {CounterFamily::kDispatched, CounterFamily::kDownDone, CounterFamily::kGateUpDone};
+    case TaskKind::kDown:  // h -> y
+      return {CounterFamily::kGateUpDone, CounterFamily::kCombined, CounterFamily::kDownDone};
+    case TaskKind::kCombine:  // y
+      return {CounterFamily::kDownDone, SlotRule::kNothing, CounterFamily::kCombined};
     default:
-      break;
+      return {};
   }
+}
+
+MOK_HOST_DEVICE inline void ListForwardDependencies(const Task& task, DependencyList& list) {
+  const SlotRule rule = ForwardSlotRule(task.kind);
+  if (task.kind == TaskKind::kDispatch) list.WaitFor(CounterFamily::kEntry, 0, 1);
+  if (rule.needs != SlotRule::kNothing) list.WaitForSlot(rule.needs, Occupant::kThis);
+  if (rule.overwrites != SlotRule::kNothing) {
+    list.WaitForSlot(rule.overwrites, Occupant::kPrevious);
+  }
+  if (rule.signals != SlotRule::kNothing) list.SignalSlot(rule.signals);
+  if (task.kind == TaskKind::kCombine) list.Signal(CounterFamily::kSent, 0);
 }
 
 MOK_HOST_DEVICE inline void ListBackwardDependencies(const ProgramShape& shape, const Task& task,

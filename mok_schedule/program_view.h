@@ -173,8 +173,17 @@ class ProgramView {
   }
   // Row blocks of a span of the stream, other than kPieces.
   MOK_HOST_DEVICE Blocks BlocksOf(Span span, const Step& step) const;
-  // Elements of a segment; `step` matters to segments of the stream only.
-  MOK_HOST_DEVICE int64_t NumElements(const Segment& segment, const Step& step) const;
+  // Elements of a segment; `first` matters for row blocks only, `step` for segments of the stream.
+  MOK_HOST_DEVICE Blocks ElementsOf(const Segment& segment, const Step& step) const;
+  MOK_HOST_DEVICE int64_t NumElements(const Segment& segment, const Step& step) const {
+    return ElementsOf(segment, step).count;
+  }
+  // Whether elements are neither row blocks nor token blocks, and the tasks of such a segment.
+  MOK_HOST_DEVICE static bool HasNoBlocks(Span span) {
+    return span == Span::kOnce || span == Span::kPieces || span == Span::kEmptyExperts;
+  }
+  MOK_HOST_DEVICE Task DecodeWithoutBlocks(const Segment& segment, const Step& step,
+                                           int64_t index) const;
   MOK_HOST_DEVICE int64_t NumTasksOfSegments(Queue queue, int begin, int end) const;
   // Finds the task with `index` among those of segments begin .. end - 1.
   MOK_HOST_DEVICE Task DecodeSegments(Queue queue, int begin, int end, const Step& step,

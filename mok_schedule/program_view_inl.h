@@ -145,24 +145,24 @@ MOK_HOST_DEVICE inline ProgramView::Blocks ProgramView::BlocksOf(Span span,
           rest < ring.minibatch_blocks ? rest : ring.minibatch_blocks};
 }
 
-MOK_HOST_DEVICE inline int64_t ProgramView::NumElements(const Segment& segment,
-                                                        const Step& step) const {
+MOK_HOST_DEVICE inline ProgramView::Blocks ProgramView::ElementsOf(const Segment& segment,
+                                                                   const Step& step) const {
   switch (segment.span) {
     case Span::kOnce:
-      return 1;
+      return {0, 1};
     case Span::kTokenBlocks:
-      return shape_.token_blocks;
+      return {0, shape_.token_blocks};
     case Span::kEmptyExperts:
-      return NumPieces(num_macrobatches_);
+      return {0, NumPieces(num_macrobatches_)};
     case Span::kPieces:
-      return step.is_last ? NumPieces(step.macrobatch) : 0;
+      return {0, step.is_last ? NumPieces(step.macrobatch) : 0};
     default:
       break;
   }
   const int64_t macrobatch =
       segment.span == Span::kLeadIn ? step.lead_in_macrobatch : step.macrobatch;
-  if (segment.only_recomputed && !shape_.is_recomputed(macrobatch)) return 0;
-  return BlocksOf(segment.span, step).count;
+  if (segment.only_recomputed && !shape_.is_recomputed(macrobatch)) return {};
+  return BlocksOf(segment.span, step);
 }
 
 MOK_HOST_DEVICE inline int64_t ProgramView::NumTasksOfSegments(Queue queue, int begin,
@@ -188,21 +188,22 @@ MOK_HOST_DEVICE inline Task ProgramView::DecodeSegments(Queue queue, int begin, 
   return {TaskKind::kExitBarrier, -1, -1, -1, -1};  // unreachable for an index in range
 }
 
+MOK_HOST_DEVICE inline Task ProgramView::DecodeWithoutBlocks(const Segment& segment,
+                                                             const Step& step,
+                                                             int64_t index) const {
+  if (segment.span == Span::kOnce) {
+    return {segment.kind, -1, static_cast<int32_t>(index), -1, -1};
+  }
+  const int64_t macrobatch = segment.span == Span::kPieces ? step.macrobatch : -1;
+  return WeightGradTask(macrobatch, index / segment.tiles, index % segment.tiles);
+}
+
 MOK_HOST_DEVICE inline Task ProgramView::DecodeElement(const Segment& segment, const Step& step,
                                                        int64_t index) const {
+  if (HasNoBlocks(segment.span)) return DecodeWithoutBlocks(segment, step, index);
   const int64_t tiles = segment.tiles;
-  switch (segment.span) {
-    case Span::kOnce:
-      return {segment.kind, -1, static_cast<int32_t>(index), -1, -1};
-    case Span::kPieces:
-      return WeightGradTask(step.macrobatch, index / tiles, index % tiles);
-    case Span::kEmptyExperts:
-      return WeightGradTask(-1, index / tiles, index % tiles);
-    default:
-      break;
-  }
   const bool tokens = segment.span == Span::kTokenBlocks;
-  const Blocks blocks = tokens ? Blocks{0, shape_.token_blocks} : BlocksOf(segment.span, step);
+  const Blocks blocks = ElementsOf(segment, step);
   const int64_t panel_begin = index / (segment.panel_blocks * tiles) * segment.panel_blocks;
   const int64_t in_panel = index - panel_begin * tiles;
   const int64_t left = blocks.count - panel_begin;

@@ -102,6 +102,8 @@ struct Wait {
 
 inline constexpr int kMaxWaits = 6;
 inline constexpr int kMaxSignals = 2;
+// Of the tasks of one pass.
+MOK_HOST_DEVICE constexpr int MaxWaits(Pass pass) { return pass == Pass::kForward ? 2 : kMaxWaits; }
 
 // Before a task runs, all its waits must hold; after it has run, every counter in `signals` is
 // incremented by 1. Counters start at 0 in each pass and only grow.

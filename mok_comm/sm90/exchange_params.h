@@ -33,6 +33,8 @@ struct RowExchange {
   int32_t routes_per_row;  // pull of token rows: topk, row = route / topk; rows of routes: 1
   int32_t own_rank;        // its rows do not cross a link and are not paced
   uint64_t interval_ns;    // least time between two remote chunks of one warp; 0: not paced
+  // The same while the block's pull warp moves rows (RowMover's `pulling`); 0: as interval_ns.
+  uint64_t interval_beside_pulls_ns;
 };
 
 // One fp32 for each route of a rank, on every rank, mapped into this rank's address space.

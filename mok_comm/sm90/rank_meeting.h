@@ -7,16 +7,11 @@
 
 namespace mok {
 
-// Tells every rank that this one has come to `meeting` of pass `epoch` (1, 2, ...), and waits for
-// all of them. What the warp has seen happen before, on this GPU or another, is visible to every
-// rank that has met it. All lanes of the warp call; lane l looks after ranks l, l + 32, ...
-//
-// False: the grid is aborted. If the wait itself ran out of time, the record's task is the missing
-// rank and its kind `task_kind`. Give `wait` less patience than the waits for counters of this GPU:
-// they start as early, depend on the meeting, and would be reported in its place.
+// Tells every rank that this one has come to `meeting` of pass `epoch` (1, 2, ...). What the warp
+// has seen happen before, on this GPU or another, is visible to every rank that has met it. All
+// lanes of the warp call; lane l looks after ranks l, l + 32, ...
 template <ExchangeBug kBug = ExchangeBug::kNone>
-MOK_DEVICE bool MeetRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch,
-                          int32_t task_kind, DeviceWait& wait) {
+MOK_DEVICE void TellRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch) {
   const int lane = static_cast<int>(ThreadIndex().x) % 32;
   SyncWarp();  // what lane 0 has acquired is released by every lane
   const Meeting raised = kBug == ExchangeBug::kFlagOfOtherMeeting ? Meeting::kEntry : meeting;
@@ -28,6 +23,17 @@ MOK_DEVICE bool MeetRanks(const RankMeeting& ranks, Meeting meeting, uint64_t ep
       StoreReleaseSys(flag, epoch);
     }
   }
+}
+
+// Waits until every rank has told that it has come. All lanes of the warp call.
+//
+// False: the grid is aborted. If the wait itself ran out of time, the record's task is the missing
+// rank and its kind `task_kind`. Give `wait` less patience than the waits for counters of this GPU:
+// they start as early, depend on the meeting, and would be reported in its place.
+template <ExchangeBug kBug = ExchangeBug::kNone>
+MOK_DEVICE bool AwaitRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch,
+                           int32_t task_kind, DeviceWait& wait) {
+  const int lane = static_cast<int>(ThreadIndex().x) % 32;
   constexpr bool kNoWait[] = {kBug == ExchangeBug::kNoEntryWait, kBug == ExchangeBug::kNoExitWait};
   bool met = true;
   for (int rank = lane; rank < ranks.num_ranks && met; rank += 32) {
@@ -39,6 +45,14 @@ MOK_DEVICE bool MeetRanks(const RankMeeting& ranks, Meeting meeting, uint64_t ep
   }
   SyncWarp();  // what any lane has acquired, lane 0 may hand on
   return Ballot(met) == 0xFFFFFFFFu;
+}
+
+// Both.
+template <ExchangeBug kBug = ExchangeBug::kNone>
+MOK_DEVICE bool MeetRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch,
+                          int32_t task_kind, DeviceWait& wait) {
+  TellRanks<kBug>(ranks, meeting, epoch);
+  return AwaitRanks<kBug>(ranks, meeting, epoch, task_kind, wait);
 }
 
 }  // namespace mok

@@ -40,14 +40,20 @@ struct StagingChunks {
   uint32_t stride;
 };
 
-// Moves tile after tile. All lanes of the warp call every function together.
-template <Direction kDirection, ExchangeBug kBug = ExchangeBug::kNone>
+// Moves tile after tile. All lanes of the warp call every function together. The direction is no
+// template argument: a block has warps of both, which share their instructions.
+template <ExchangeBug kBug = ExchangeBug::kNone>
 class RowMover {
  public:
-  // counters: device memory; tiles refer to them by index.
-  MOK_DEVICE RowMover(uint64_t* counters, const StagingChunks& staging)
+  // counters: device memory; tiles refer to them by index. pulling: a barrier in shared memory, of
+  // one arrival, whose phase is odd while the block's pull warp moves rows; its push warp looks at
+  // it. Null: each goes its way.
+  MOK_DEVICE RowMover(Direction direction, uint64_t* counters, const StagingChunks& staging,
+                      uint64_t* pulling = nullptr)
       : counters_(counters),
         staging_(staging),
+        pulling_(pulling),
+        is_pull_(direction == Direction::kPull),
         lane_(static_cast<int>(ThreadIndex().x) % 32),
         moves_(lane_ < kStagingChunks) {
     if (!moves_) return;
@@ -60,6 +66,7 @@ class RowMover {
     if (HasAcquired(tile)) return true;
     bool ready = kBug == ExchangeBug::kSkipTileWait || Ready(tile);
     if (!ready) {
+      ShowPulling(false);
       SignalPending();  // what this tile waits for may itself wait for the one before
       ready = AwaitCounters(tile, wait);
     }
@@ -76,6 +83,7 @@ class RowMover {
   MOK_DEVICE void Move(const RowExchange& exchange, const ExchangeTile& tile, Scalars scalars,
                        const DeviceWait& wait) {
     SyncWarp();
+    ShowPulling(true);
     for (int first = 0; first < tile.rows; first += 32) {
       const int rest = tile.rows - first, count = rest < 32 ? rest : 32;
       ScalarRow row = {tile.local_row + first + lane_, 0, 0};
@@ -95,13 +103,13 @@ class RowMover {
 
   // Everything moved so far is visible and signalled. Before the warp does other work, or ends.
   MOK_DEVICE void Flush() {
+    ShowPulling(false);
     if (kBug != ExchangeBug::kNoFlushAtEnd) SignalPending();
     if (moves_) BulkWaitGroup<0>();
     SyncWarp();
   }
 
  private:
-  static constexpr bool kIsPull = kDirection == Direction::kPull;
   static constexpr uint64_t kBurstChunks = 4;  // that may catch up with the pace after a wait
 
   // The tile's one wait is one that the warp has seen fulfilled: counters only grow.
@@ -144,7 +152,7 @@ class RowMover {
     const auto lane_peer =
         reinterpret_cast<uint64_t>(exchange.peers.of_rank[lane_row.rank] + peer_row * row_bytes);
     const bool is_paced =
-        !kIsPull && exchange.interval_ns != 0 && lane_row.rank != exchange.own_rank;
+        !is_pull_ && exchange.interval_ns != 0 && lane_row.rank != exchange.own_rank;
     const uint32_t paced_rows = Ballot(is_paced);
     std::byte* local = exchange.local + (lane_row.local_row - lane_) * row_bytes;
     const int row_chunks =
@@ -159,13 +167,13 @@ class RowMover {
       const uint32_t size = whole ? staging_.bytes : static_cast<uint32_t>(rest);
       auto* peer = reinterpret_cast<std::byte*>(Shuffle(lane_peer, row % 32)) + offset;
       std::byte* own = local + row * row_bytes + offset;
-      if (active) Load(kIsPull ? peer : own, size);
+      if (active) Load(is_pull_ ? peer : own, size);
       SignalPending();
       if (!active) continue;
       if (kBug != ExchangeBug::kNoFullWait) wait.ForBarrier(full_, parity_);
       parity_ ^= 1;
-      if (paced_rows >> row & 1u) Pace(exchange.interval_ns * kStagingChunks);
-      BulkStore(kIsPull ? own : peer, chunk_, size);
+      if (paced_rows >> row & 1u) Pace(Interval(exchange) * kStagingChunks);
+      BulkStore(is_pull_ ? own : peer, chunk_, size);
       BulkCommitGroup();
     }
   }
@@ -202,6 +210,20 @@ class RowMover {
     num_pending_ = 0;
   }
 
+  MOK_DEVICE void ShowPulling(bool pulls) {
+    if (!is_pull_ || pulling_ == nullptr || pulls == shows_pulling_) return;
+    shows_pulling_ = pulls;
+    if (lane_ == 0) MbarrierArrive(pulling_);
+  }
+
+  // Pulls of this GPU and pushes of its peer share a direction of the link. Who pulls has been
+  // waited for, or soon is; the pushes have time until the pass ends.
+  MOK_DEVICE uint64_t Interval(const RowExchange& exchange) const {
+    const uint64_t beside_pulls = exchange.interval_beside_pulls_ns;
+    const bool slows = beside_pulls != 0 && pulling_ != nullptr && MbarrierTestWait(pulling_, 0);
+    return slows ? beside_pulls : exchange.interval_ns;
+  }
+
   // Stores that are posted faster than the link takes them fill the queues that the GEMM's loads
   // need as well; loads from peers throttle themselves.
   MOK_DEVICE void Pace(uint64_t interval) {
@@ -214,6 +236,9 @@ class RowMover {
 
   uint64_t* counters_;
   StagingChunks staging_;
+  uint64_t* pulling_;
+  bool shows_pulling_ = false;
+  bool is_pull_;
   int lane_;
   bool moves_;                      // this lane has a chunk:
   unsigned char* chunk_ = nullptr;  // its own

@@ -109,10 +109,12 @@ struct Sm90GemmConfig {
 template <ColumnOrder kOrder>
 using DefaultSm90GemmConfig = Sm90GemmConfig<256, 4, 2, kOrder>;
 
-// Registers per thread that the roles of a 384-thread block set (168 at launch): 56 for the
-// warpgroup of producer, scheduler and exchange warps, 224 for the two consumer warpgroups.
+// Registers per thread that the roles of a 384-thread block set (168 at launch): 72 for the
+// warpgroup of producer, scheduler and exchange warps, 216 for the two consumer warpgroups. With 56
+// and 224 scheduler and exchange warps of the layer's kernels spill twice as much.
 inline constexpr int kSm90LaunchRegisters = 168;
-inline constexpr int kSm90ProducerRegisters = 56;
-inline constexpr int kSm90ConsumerRegisters = 224;
+inline constexpr int kSm90ProducerRegisters = 72;
+inline constexpr int kSm90ConsumerRegisters = 216;
+static_assert(kSm90ProducerRegisters + 2 * kSm90ConsumerRegisters <= 3 * kSm90LaunchRegisters);
 
 }  // namespace mok

@@ -32,8 +32,16 @@ class TaskQueue {
   // Scheduler: waits for a free place.
   template <class Waiter>
   MOK_DEVICE void Push(const Task& task, const Waiter& wait) {
+    Place(wait) = task;
+    Push();
+  }
+  // The same without a copy of the task: a place to write it to, and the push.
+  template <class Waiter>
+  MOK_DEVICE Task& Place(const Waiter& wait) {
     pipeline_.Acquire(wait);
-    storage_->tasks[pipeline_.stage()] = task;
+    return storage_->tasks[pipeline_.stage()];
+  }
+  MOK_DEVICE void Push() {
     pipeline_.Commit();
     pipeline_.Advance();
   }

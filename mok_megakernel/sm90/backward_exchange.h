@@ -11,10 +11,10 @@ namespace mok {
 
 // The router weights of rows come with their output gradients; the gradients of the weights leave
 // with the input gradients.
-template <Direction kDirection, class Mover>
-MOK_DEVICE void MoveRows(const BackwardParams& p, TaskKind kind, const ExchangeTile& tile,
-                         Mover& mover, const DeviceWait& wait) {
-  if constexpr (kDirection == Direction::kPull) {
+template <class Mover>
+MOK_DEVICE void MoveRows(const BackwardParams& p, Direction direction, TaskKind kind,
+                         const ExchangeTile& tile, Mover& mover, const DeviceWait& wait) {
+  if (direction == Direction::kPull) {
     const bool recomputes = kind == TaskKind::kRecomputeDispatch;
     mover.Move(recomputes ? p.exchange.recompute_dispatch : p.exchange.reverse_combine, tile,
                PulledScalars(p.exchange.router_weights, !recomputes), wait);

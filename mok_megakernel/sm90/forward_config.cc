@@ -21,6 +21,9 @@ constexpr int32_t kTokenReduceTiles = 16;  // eight tokens: one for each consume
 // many column tiles as row blocks: a panel of row blocks for twelve columns (11 of 132 SMs). The
 // first rows of a panel leave before the next is computed.
 constexpr int32_t kPanelTiles = 12;
+// GateUp has no rows to send: a wave of its tiles loads fewest bytes when it has twice as many row
+// blocks as column tiles, since a tile of the weights is twice as large as one of the rows.
+constexpr int32_t kGateUpPanelTiles = 8;
 // Row blocks for a quarter of the SMs: with any multiple of four column tiles a minibatch is a
 // whole number of waves, at whose ends the SMs are in step.
 constexpr int32_t kMinibatchTiles = 4;
@@ -75,6 +78,12 @@ int64_t MacrobatchRows(const ForwardLayerShape& shape, int64_t minibatch_rows) {
   return DefaultMacrobatchRows(model);
 }
 
+// Row blocks of a panel whose waves have `column_tiles` columns; 0: the minibatch is no larger.
+int32_t PanelBlocks(int32_t num_workers, int32_t column_tiles, int64_t minibatch_blocks) {
+  const int32_t panel = CeilDiv(num_workers, column_tiles);
+  return panel < minibatch_blocks ? panel : 0;
+}
+
 // The pace of one warp when all that push share the link.
 uint64_t PushInterval(const ForwardConfig& config, const ForwardLayerShape& shape,
                       const HopperDevice& device) {
@@ -122,8 +131,8 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
       options.macrobatch_rows > 0 ? options.macrobatch_rows : MacrobatchRows(shape, minibatch_rows);
   config.macrobatch_blocks = macrobatch_rows / kRowBlock;
   config.minibatch_blocks = std::min(minibatch_rows / kRowBlock, config.macrobatch_blocks);
-  const int64_t panel = CeilDiv<int64_t>(num_workers, kPanelTiles);
-  if (panel < config.minibatch_blocks) config.output_panel_blocks = static_cast<int32_t>(panel);
+  config.output_panel_blocks = PanelBlocks(num_workers, kPanelTiles, config.minibatch_blocks);
+  config.gate_up_panel_blocks = PanelBlocks(num_workers, kGateUpPanelTiles, config.minibatch_blocks);
 
   config.exchange_tiles = kExchangeTiles;
   config.token_reduce_tiles = kTokenReduceTiles;

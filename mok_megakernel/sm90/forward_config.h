@@ -44,12 +44,13 @@ struct ForwardConfig {
   int64_t minibatch_blocks = 1;
   int64_t macrobatch_blocks = 1;     // of the ring
   int32_t output_panel_blocks = 0;   // see ProgramShape
-  int32_t gate_up_panel_blocks = 0;  // 0: a minibatch; squares have not been measured yet
+  int32_t gate_up_panel_blocks = 0;  // likewise
   int32_t exchange_tiles = 1;        // per row block
   int32_t token_reduce_tiles = 1;    // per token block
   uint32_t chunk_bytes = 16;         // a row is cut into equal chunks of at most 8 KiB
   uint32_t dedicated_chunk_bytes = 16;
   uint64_t push_interval_ns = 0;  // between two remote chunks of one warp; 0: not paced
+  uint64_t push_interval_beside_pulls_ns = 0;  // see RowExchange
 
   int64_t ring_rows() const;
   std::string ToString() const;

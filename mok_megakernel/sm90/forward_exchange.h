@@ -9,11 +9,11 @@
 
 namespace mok {
 
-template <Direction kDirection, class Mover>
-MOK_DEVICE void MoveRows(const ForwardParams& p, TaskKind, const ExchangeTile& tile, Mover& mover,
-                         const DeviceWait& wait) {
-  constexpr bool kIsPull = kDirection == Direction::kPull;
-  mover.Move(kIsPull ? p.exchange.dispatch : p.exchange.combine, tile, NoScalars(), wait);
+template <class Mover>
+MOK_DEVICE void MoveRows(const ForwardParams& p, Direction direction, TaskKind,
+                         const ExchangeTile& tile, Mover& mover, const DeviceWait& wait) {
+  const bool is_pull = direction == Direction::kPull;
+  mover.Move(is_pull ? p.exchange.dispatch : p.exchange.combine, tile, NoScalars(), wait);
 }
 
 }  // namespace mok

@@ -246,6 +246,8 @@ bool SetOption(const std::string& name, const std::string& value, DeviceLayerOpt
     options.chunk_bytes = static_cast<uint32_t>(number);
   } else if (name == "interval") {
     options.push_interval_ns = static_cast<uint64_t>(number);
+  } else if (name == "interval_beside_pulls") {
+    options.push_interval_beside_pulls_ns = static_cast<uint64_t>(number);
   } else if (name == "push_gbps") {
     options.device.push_gigabytes_per_second = static_cast<double>(number);
   } else if (name == "device_schedule") {

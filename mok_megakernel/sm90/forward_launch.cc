@@ -153,6 +153,7 @@ class ParamsBuilder {
     exchange.combine = rows;
     exchange.combine.local = reinterpret_cast<std::byte*>(arguments_.scratch.y);
     exchange.combine.interval_ns = config_.push_interval_ns;
+    exchange.combine.interval_beside_pulls_ns = config_.push_interval_beside_pulls_ns;
     exchange.meeting.rank = peers.rank;
     exchange.meeting.num_ranks = shape_.ep_size;
     for (int rank = 0; rank < shape_.ep_size; ++rank) {

@@ -181,6 +181,7 @@ TEST(ForwardTest, BitsDoNotDependOnHowItRuns) {
   exchange.token_reduce_tiles = 1;
   exchange.chunk_bytes = 32;
   exchange.push_interval_ns = 300;
+  exchange.push_interval_beside_pulls_ns = 700;
   expect_same(exchange, "long exchange tiles, short chunks, paced");
 }
 

@@ -23,14 +23,25 @@ struct ForwardWork {
 
 namespace forward_internal {
 
-template <class Gemm>
-MOK_DEVICE void FillDown(const pass_internal::TileOperands& operands, BFloat16* y, int32_t tile,
-                         GemmTask& task) {
-  pass_internal::FillTile<Gemm, false>(operands, tile, task);
-  task.out = y + int64_t{operands.a_row} * operands.width + tile * Gemm::kTileN;
-  task.gate = nullptr;
-  task.up = nullptr;
-  task.swiglu_limit = 0;
+// The operands of a tile. Routed and shared kinds differ in addresses alone: device code that
+// selects them is shorter than code for each kind.
+MOK_DEVICE pass_internal::TileOperands OperandsOf(const ForwardParams& p, const BlockPlace& place,
+                                                  const Task& task, bool is_routed,
+                                                  bool is_gate_up) {
+  const ForwardParams::Shape& shape = p.shape;
+  const TensorMap* x = is_routed ? &p.ring.x : &p.tokens.x;
+  const TensorMap* gate = is_routed ? &p.weights.gate : &p.weights.shared_gate;
+  const TensorMap* up = is_routed ? &p.weights.up : &p.weights.shared_up;
+  const TensorMap* activation = is_routed ? &p.ring.activation : &p.shared.activation;
+  const TensorMap* down = is_routed ? &p.weights.down : &p.weights.shared_down;
+  const int32_t intermediate = is_routed ? shape.intermediate : shape.shared_intermediate;
+  return {is_gate_up ? x : activation,
+          {is_gate_up ? gate : down, is_gate_up ? up : down},
+          place.row,
+          place.rows,
+          is_routed ? task.expert : 0,
+          is_gate_up ? intermediate : shape.hidden,
+          is_gate_up ? shape.hidden : intermediate};
 }
 
 }  // namespace forward_internal
@@ -40,65 +51,35 @@ template <class Config>
 MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, const Task& task,
                          ForwardWork& work) {
   using namespace forward_internal;
-  using pass_internal::FillGateUp;
   using Gemm = typename Config::Gemm;
   const ForwardParams::Shape& shape = p.shape;
+  if (task.kind == TaskKind::kTokenReduce) {
+    work.kind = ForwardWork::Kind::kReduce;
+    work.tokens = TokensOfTask(program.shape(), shape.num_tokens, task);
+    return;
+  }
   const bool is_routed = task.kind == TaskKind::kGateUp || task.kind == TaskKind::kDown;
+  const bool is_gate_up = task.kind == TaskKind::kGateUp || task.kind == TaskKind::kSharedGateUp;
   BlockPlace place =
       is_routed ? PlaceInRing(program, task.block) : PlaceOfTokens(shape.num_tokens, task.block);
   if (!is_routed && Config::kBug == PassBug::kWrongSharedRows) place.rows = kRowBlock;
-  switch (task.kind) {
-    case TaskKind::kGateUp:
-      work.kind = ForwardWork::Kind::kSwiGluGemm;
-      FillGateUp<Gemm>({&p.ring.x,
-                        {&p.weights.gate, &p.weights.up},
-                        place.row,
-                        place.rows,
-                        task.expert,
-                        shape.intermediate,
-                        shape.hidden},
-                       {p.ring.gate, p.ring.up, p.ring.h}, task.tile, shape.swiglu_limit,
-                       work.gemm);
-      break;
-    case TaskKind::kSharedGateUp:
-      work.kind = ForwardWork::Kind::kSwiGluGemm;
-      FillGateUp<Gemm>({&p.tokens.x,
-                        {&p.weights.shared_gate, &p.weights.shared_up},
-                        place.row,
-                        place.rows,
-                        0,
-                        shape.shared_intermediate,
-                        shape.hidden},
-                       {p.shared.gate, p.shared.up, p.shared.h}, task.tile, shape.swiglu_limit,
-                       work.gemm);
-      break;
-    case TaskKind::kDown:
-      work.kind = ForwardWork::Kind::kGemm;
-      FillDown<Gemm>({&p.ring.activation,
-                      {&p.weights.down, &p.weights.down},
-                      place.row,
-                      place.rows,
-                      task.expert,
-                      shape.hidden,
-                      shape.intermediate},
-                     p.ring.y, task.tile, work.gemm);
-      break;
-    case TaskKind::kSharedDown:
-      work.kind = ForwardWork::Kind::kGemm;
-      FillDown<Gemm>({&p.shared.activation,
-                      {&p.weights.shared_down, &p.weights.shared_down},
-                      place.row,
-                      place.rows,
-                      0,
-                      shape.hidden,
-                      shape.shared_intermediate},
-                     p.shared.y, task.tile, work.gemm);
-      break;
-    default:  // kTokenReduce
-      work.kind = ForwardWork::Kind::kReduce;
-      work.tokens = TokensOfTask(program.shape(), shape.num_tokens, task);
-      break;
+  const pass_internal::TileOperands operands = OperandsOf(p, place, task, is_routed, is_gate_up);
+  if (is_gate_up) {
+    work.kind = ForwardWork::Kind::kSwiGluGemm;
+    pass_internal::FillGateUp<Gemm>(operands,
+                                    {is_routed ? p.ring.gate : p.shared.gate,
+                                     is_routed ? p.ring.up : p.shared.up,
+                                     is_routed ? p.ring.h : p.shared.h},
+                                    task.tile, shape.swiglu_limit, work.gemm);
+    return;
   }
+  work.kind = ForwardWork::Kind::kGemm;
+  pass_internal::FillTile<Gemm, false>(operands, task.tile, work.gemm);
+  work.gemm.out = (is_routed ? p.ring.y : p.shared.y) + int64_t{place.row} * shape.hidden +
+                  task.tile * Gemm::kTileN;
+  work.gemm.gate = nullptr;
+  work.gemm.up = nullptr;
+  work.gemm.swiglu_limit = 0;
 }
 
 }  // namespace mok

@@ -30,7 +30,7 @@ MOK_DEVICE TaskRange ComputeRange(PassMode mode, const ProgramView& program) {
 
 // Waits for the counters of tasks. The tiles of a weight gradient wait for the same long range one
 // after the other: counters only grow, so that what this thread has acquired it need not ask again.
-template <PassBug kBug>
+template <Pass kPass, PassBug kBug>
 class DependencyWaits {
  public:
   explicit MOK_DEVICE DependencyWaits(const uint64_t* counters) : counters_(counters) {}
@@ -41,7 +41,7 @@ class DependencyWaits {
                         Meanwhile meanwhile) {
     constexpr int kSkipped = kBug == PassBug::kSkipLastDependency ? 1 : 0;
     for (int i = 0; i < dependencies.num_waits - kSkipped; ++i) {
-      const Wait& on = dependencies.waits[i];
+      const Wait on = WaitAt(dependencies, i);
       const bool is_range = on.num_counters > 1;
       if (is_range && on.first_counter == range_.first_counter &&
           on.num_counters == range_.num_counters && on.target == range_.target) {
@@ -57,6 +57,16 @@ class DependencyWaits {
   }
 
  private:
+  // Without a variable index, which would put the waits into memory.
+  MOK_DEVICE static Wait WaitAt(const Dependencies& dependencies, int index) {
+    Wait wait = dependencies.waits[0];
+    MOK_UNROLL
+    for (int i = 1; i < MaxWaits(kPass); ++i) {
+      if (i == index) wait = dependencies.waits[i];
+    }
+    return wait;
+  }
+
   const uint64_t* counters_;
   Wait range_ = {};  // the last one of several counters
 };
@@ -120,21 +130,20 @@ MOK_DEVICE bool SkipsWaits(PassMode mode, const Task& task) {
 // One thread: takes the next task of the grid, waits for what it depends on and queues it for the
 // block, up to kQueueDepth tasks ahead of the GEMM, and signals the tiles that the block has
 // stored. FillWork<Config>(p, program, task, work) of the pass says what the task is made of.
+// `time`: when the trace of the warp begins.
 template <class Config, class Params>
-MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s) {
+MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s, uint64_t time) {
   using namespace pass_internal;
   DeviceWait wait = WaitOf(p, PassRole::kScheduler);
   PassQueue<Config> queue(s.queue);
   const TaskRange range = ComputeRange(p.shape.mode, s.program);
   TicketWorkSource source(&p.signals.state->ticket, range.count);
   ProgramCursor cursor(s.program, Queue::kCompute);
-  DependencyWaits<Config::kBug> waits(p.signals.counters);
+  DependencyWaits<Config::kPass, Config::kBug> waits(p.signals.counters);
   TileSignals<Config> signals(s, p.signals.counters);
   const auto signal_finished = [&] { signals.SignalFinished(); };
   PassTracer tracer(p.trace);
-  typename Config::Work work = {};
   bool aborted = false;
-  uint64_t time = tracer.Now();
   // A task is taken when there is a place for it and no sooner: blocks that run far ahead of each
   // other share fewer operands in L2.
   const auto next = [&](int64_t& index) {
@@ -144,26 +153,28 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s) {
   for (int64_t index; !aborted && next(index);) {
     const Task task = cursor.Seek(range.begin + index);
     const Dependencies dependencies = DependenciesInPass<Config::kPass>(s.program, task);
-    work.task_kind = static_cast<int32_t>(task.kind);
-    work.task = index;
-    wait.SetTask(work.task_kind, index);
-    time = tracer.Record(work.task_kind, TracePhase::kWork, index, time);
+    const auto kind = static_cast<int32_t>(task.kind);
+    wait.SetTask(kind, index);
+    time = tracer.Record(kind, TracePhase::kWork, index, time);
     signals.SignalFinished();
     if (!SkipsWaits<Config::kBug>(p.shape.mode, task) &&
         !waits.Await(dependencies, wait, signal_finished)) {
       aborted = true;
       continue;
     }
-    time = tracer.Record(work.task_kind, TracePhase::kWait, index, time);
+    time = tracer.Record(kind, TracePhase::kWait, index, time);
+    typename Config::Work& work = queue.Place(wait);
+    work.task_kind = kind;
+    work.task = index;
     work.signal = dependencies.num_signals > 0 ? dependencies.signals[0] : -1;
     FillWork<Config>(p, s.program, task, work);
-    queue.Push(work, wait);
+    queue.Push();
     signals.Pushed();
-    time = tracer.Record(work.task_kind, TracePhase::kStore, index, time);
+    time = tracer.Record(kind, TracePhase::kStore, index, time);
   }
   signals.AwaitAllBut(Config::kQueueDepth - 1, wait);
-  work.kind = Config::Work::Kind::kEnd;
-  if (!aborted || Config::kBug != PassBug::kNoEndOfWorkOnAbort) queue.Push(work, wait);
+  queue.Place(wait).kind = Config::Work::Kind::kEnd;
+  if (!aborted || Config::kBug != PassBug::kNoEndOfWorkOnAbort) queue.Push();
   signals.AwaitAllBut(0, wait);
   const auto blocks = static_cast<int32_t>(GridDimensions().x) - p.shape.num_comm_sms;
   if (Config::kBug != PassBug::kNoTicketReset) source.Finish(blocks);

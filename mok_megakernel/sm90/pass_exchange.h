@@ -14,8 +14,10 @@ namespace mok {
 // A warp's place among those that share a queue: tasks first, first + step, ... are its own. Static
 // order: nobody hands out tasks, and consecutive rows are spread over all SMs.
 struct ExchangeSeat {
+  Direction direction;
   int32_t first, step;
   StagingChunks staging;
+  uint64_t* pulling;  // see RowMover; null: several warps of a block pull
 };
 
 // The tasks of a seat in order. Decoding and dependencies take an SM a microsecond, so every lane
@@ -121,6 +123,21 @@ class ExchangeTasks {
   Item own_ = {};
 };
 
+// The number of the pass that runs, for the meetings.
+template <class Params>
+MOK_DEVICE uint64_t EpochOf(const Params& p) {
+  return LoadRelaxedGpu(&p.signals.state->epoch) + 1;
+}
+
+// One warp of the grid, as its first step: tells the peers that this rank has entered the pass.
+// What precedes the entry is complete when the kernel starts, so that it need not wait for the
+// warps to find their tasks.
+template <class Config, class Params>
+MOK_DEVICE void TellEntry(const Params& p) {
+  if (!MeetsPeers(p)) return;
+  TellRanks<Config::kExchangeBug>(p.exchange.meeting, Meeting::kEntry, EpochOf(p));
+}
+
 // Entry or exit barrier: waits for what precedes it on this GPU, meets the peers, tells this GPU.
 template <class Config, class Params>
 MOK_DEVICE bool RunBarrier(const Params& p, TaskKind kind, const ExchangeTile& tile,
@@ -135,10 +152,11 @@ MOK_DEVICE bool RunBarrier(const Params& p, TaskKind kind, const ExchangeTile& t
   const bool is_entry = kind == TaskKind::kEntryBarrier;
   if (MeetsPeers(p)) {
     DeviceWait meeting_wait(p.signals.meeting_wait, static_cast<int32_t>(PassRole::kMeeting));
-    const uint64_t epoch = LoadRelaxedGpu(&p.signals.state->epoch) + 1;
-    if (!MeetRanks<Config::kExchangeBug>(p.exchange.meeting,
-                                         is_entry ? Meeting::kEntry : Meeting::kExit, epoch,
-                                         static_cast<int32_t>(kind), meeting_wait)) {
+    const Meeting meeting = is_entry ? Meeting::kEntry : Meeting::kExit;
+    const uint64_t epoch = EpochOf(p);
+    if (!is_entry) TellRanks<Config::kExchangeBug>(p.exchange.meeting, meeting, epoch);
+    if (!AwaitRanks<Config::kExchangeBug>(p.exchange.meeting, meeting, epoch,
+                                          static_cast<int32_t>(kind), meeting_wait)) {
       return false;
     }
   }
@@ -147,18 +165,19 @@ MOK_DEVICE bool RunBarrier(const Params& p, TaskKind kind, const ExchangeTile& t
   return true;
 }
 
-// One warp: brings rows in (kPull) or sends them out (kPush). MoveRows<kDirection>(p, kind, tile,
-// mover, wait) of the pass knows the buffers.
-template <class Config, Direction kDirection, class Params>
-MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const ExchangeSeat& seat) {
-  constexpr bool kIsPull = kDirection == Direction::kPull;
-  DeviceWait wait = WaitOf(p, kIsPull ? PassRole::kPull : PassRole::kPush);
-  ExchangeTasks<Config> tasks(p.shape.mode, s.program, kIsPull ? Queue::kPull : Queue::kPush, seat);
-  RowMover<kDirection, Config::kExchangeBug> mover(p.signals.counters, seat.staging);
+// One warp: brings rows in (kPull) or sends them out (kPush). MoveRows(p, direction, kind, tile,
+// mover, wait) of the pass knows the buffers. `time`: when the trace of the warp begins.
+template <class Config, class Params>
+MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const ExchangeSeat& seat,
+                             uint64_t time) {
+  const bool is_pull = seat.direction == Direction::kPull;
+  DeviceWait wait = WaitOf(p, is_pull ? PassRole::kPull : PassRole::kPush);
+  ExchangeTasks<Config> tasks(p.shape.mode, s.program, is_pull ? Queue::kPull : Queue::kPush, seat);
+  RowMover<Config::kExchangeBug> mover(seat.direction, p.signals.counters, seat.staging,
+                                        seat.pulling);
   typename ExchangeTasks<Config>::Item item = {};
   PassTracer tracer(p.trace);
   const bool traces = ThreadIndex().x % 32 == 0;
-  uint64_t time = tracer.Now();
   const auto record = [&](TracePhase phase) {
     if (traces) time = tracer.Record(static_cast<int32_t>(item.kind), phase, item.index, time);
   };
@@ -174,7 +193,7 @@ MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const Exch
     } else {
       running = mover.Await(item.tile, wait);
       record(TracePhase::kWait);
-      if (running) MoveRows<kDirection>(p, item.kind, item.tile, mover, wait);
+      if (running) MoveRows(p, seat.direction, item.kind, item.tile, mover, wait);
       record(TracePhase::kWork);
     }
   }

@@ -29,6 +29,10 @@ MOK_DEVICE void Initialize(const Params& p, PassStorage<Config>& s, int warp) {
     if (lane < kNumQueues) s.program.CountTasks(static_cast<Queue>(lane));
     return;
   }
+  if (warp == kPullWarp) {
+    if (BlockIndex().x == 0) TellEntry<Config>(p);
+    return;
+  }
   if (lane != 0) return;
   if (warp == 0) {
     InitializeGemm<typename Config::Gemm>(s.stages, s.barriers);
@@ -40,10 +44,17 @@ MOK_DEVICE void Initialize(const Params& p, PassStorage<Config>& s, int warp) {
       MbarrierInit(full, 1);
       MOK_NAME(full, "chunk_full", i);
     }
+    MbarrierInit(&s.pulling, 1);
+    MOK_NAME(&s.pulling, "pulling", -1);
     FenceMbarrierInit();
   } else if (warp == kProducerWarp) {
     PrefetchTensorMaps(p);
   }
+}
+
+MOK_DEVICE Direction DirectionOf(int warp) {
+  static_assert(kPullWarp % 2 == 0 && kPushWarp % 2 == 1);
+  return warp % 2 == 0 ? Direction::kPull : Direction::kPush;
 }
 
 // The seat of an exchange warp; false: the warp does not exchange.
@@ -52,18 +63,22 @@ MOK_DEVICE bool FindSeat(const Params& p, PassStorage<Config>& s, int warp, Exch
   const auto block = static_cast<int32_t>(BlockIndex().x);
   if (p.shape.num_comm_sms == 0) {
     if (warp != kPullWarp && warp != kPushWarp) return false;
+    seat.direction = DirectionOf(warp);
     seat.first = block;
     seat.step = static_cast<int32_t>(GridDimensions().x);
     seat.staging = {s.chunks[warp - kPullWarp][0], s.chunk_full[warp], p.exchange.chunk_bytes,
                     Config::kChunkBytes};
+    seat.pulling = &s.pulling;
     return true;
   }
   if (block >= p.shape.num_comm_sms) return false;
   constexpr int32_t kSeatsPerBlock = kPassWarps / 2;
+  seat.direction = DirectionOf(warp);
   seat.first = block * kSeatsPerBlock + warp / 2;
   seat.step = p.shape.num_comm_sms * kSeatsPerBlock;
   seat.staging = {s.dedicated_chunks[warp][0], s.chunk_full[warp], p.exchange.dedicated_chunk_bytes,
                   PassStorage<Config>::kDedicatedChunkBytes};
+  seat.pulling = nullptr;
   return true;
 }
 
@@ -98,6 +113,8 @@ MOK_DEVICE void RunPass(const Params& p, PassStorage<Config>& s) {
   using namespace pass_internal;
   static_assert(sizeof(PassStorage<Config>) <= kMaxBlockSharedBytes);
   const int warp = static_cast<int>(ThreadIndex().x) / 32;
+  // The first task that scheduler and exchange warps record includes the start of the block.
+  const uint64_t begin = PassTracer(p.trace).Now();
   Initialize(p, s, warp);
   SyncWarp();
   SyncBlock();
@@ -111,15 +128,11 @@ MOK_DEVICE void RunPass(const Params& p, PassStorage<Config>& s) {
     const bool leader = ThreadIndex().x % 32 == 0;
     ExchangeSeat seat;
     if (FindSeat(p, s, warp, seat)) {
-      if (warp % 2 == 0) {
-        ExchangeRole<Config, Direction::kPull>(p, s, seat);
-      } else {
-        ExchangeRole<Config, Direction::kPush>(p, s, seat);
-      }
+      ExchangeRole<Config>(p, s, seat, begin);
     } else if (warp == kProducerWarp && leader) {
       ProducerRole<Config>(p, s);
     } else if (warp == kSchedulerWarp && leader) {
-      SchedulerRole<Config>(p, s);
+      SchedulerRole<Config>(p, s, begin);
     }
   }
 

@@ -60,6 +60,7 @@ struct PassStorage {
   GemmBarriers<Gemm> barriers;
   TaskQueueStorage<typename Config::Work, Config::kQueueDepth> queue;
   uint64_t chunk_full[kPassWarps][kStagingChunks];  // of each exchange warp: bulk load -> the warp
+  uint64_t pulling;                                 // pull warp -> push warp, see RowMover
   ProgramView program;                              // written before the roles start
 };
 inline constexpr size_t kMaxBlockSharedBytes = 232448;  // 227 KiB, of sm_90

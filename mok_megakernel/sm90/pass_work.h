@@ -69,7 +69,8 @@ struct BlockPlace {
   int32_t row, rows;  // valid rows
 };
 MOK_DEVICE BlockPlace PlaceInRing(const ProgramView& program, int32_t block) {
-  const auto slot = static_cast<int32_t>(program.shape().ring.slot_of_block(block));
+  const auto slots = static_cast<uint32_t>(program.shape().ring.macrobatch_blocks);
+  const auto slot = static_cast<int32_t>(static_cast<uint32_t>(block) % slots);
   return {slot * kRowBlock, program.table().rows_in_block(block)};
 }
 MOK_DEVICE BlockPlace PlaceOfTokens(int64_t num_tokens, int32_t block) {

@@ -85,6 +85,7 @@ void DeviceLayer::ChooseConfig(int index) {
   const uint32_t most = kernel_of_(rank.config.order).max_dedicated_chunk_bytes;
   rank.config.dedicated_chunk_bytes = std::min(rank.config.dedicated_chunk_bytes, most);
   override_with(rank.config.push_interval_ns, options_.push_interval_ns);
+  override_with(rank.config.push_interval_beside_pulls_ns, options_.push_interval_beside_pulls_ns);
 }
 
 void DeviceLayer::UploadTokens(int index) {

@@ -25,6 +25,7 @@ struct DeviceLayerOptions {
   int32_t gate_up_panel_blocks = 0;
   uint32_t chunk_bytes = 0;
   uint64_t push_interval_ns = 0;
+  uint64_t push_interval_beside_pulls_ns = 0;
   int32_t id_bytes = 8;
   // The schedule kernel builds the tables before every pass; else the host has built them once.
   bool device_schedule = false;
