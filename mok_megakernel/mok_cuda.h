@@ -75,7 +75,10 @@ MOK_API void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace);
 /* MOK_OK, or what the kernels that have ended so far found wrong. Does not wait: synchronise first
  * to hear of those that are still queued. */
 MOK_API int32_t mok_cuda_check(MokCudaWorkspace* workspace);
-/* Only whether a rank did not come, which makes a workspace unusable. */
+/* Whether another rank has left for good (mok_cuda_report_error), which makes all workspaces
+ * unusable. Waits for a small copy from the GPU, which is ordered after nothing. */
+MOK_API int32_t mok_cuda_check_ranks(const MokCudaWorkspace* workspace);
+/* Only what makes this rank's workspace unusable: a rank did not come, or this one has left. */
 MOK_API int32_t mok_cuda_check_usable(const MokCudaWorkspace* workspace);
 
 /* ---- A layer ------------------------------------------------------------------------------ */
@@ -86,7 +89,7 @@ typedef struct MokCudaLayer {
   int64_t struct_size;
   int32_t num_local_experts;   /* El, at most 2048; may differ by rank */
   int32_t first_expert;        /* global id of local expert 0: the El of the ranks below, summed */
-  int32_t num_experts;         /* E >= 1; same on every rank */
+  int32_t num_experts;         /* E >= 0; same on every rank */
   int32_t intermediate;        /* I, a multiple of 8 */
   int32_t shared_intermediate; /* Is, a multiple of 8; 0: no shared expert */
   int32_t num_comm_sms;        /* SMs that only move rows; 0: warps beside the GEMM do it */
@@ -94,14 +97,18 @@ typedef struct MokCudaLayer {
   int64_t minibatch_rows;      /* rounded up to row blocks of 128 rows; 0: heuristic */
   int64_t macrobatch_rows;     /* rows of the ring, rounded up to row blocks; 0: heuristic, -1: all
                                   rows (nothing is recomputed by a backward) */
-  int32_t num_sms;             /* SMs that the forward uses; 0: all */
+  int32_t num_sms;             /* SMs that a call occupies, num_comm_sms included; 0: all. All its
+                                  blocks wait for each other: fewer leave room for kernels that it
+                                  must not wait for, collectives on other streams */
   int32_t reserved;            /* 0 */
 } MokCudaLayer;
 
 typedef struct MokCudaLayerMemory {
   int64_t struct_size;
-  int64_t ring_rows;              /* of a MokContext. Depends on max_tokens, or on T if R = 1 */
-  int64_t schedule_bytes;         /* device memory that a schedule fills */
+  int64_t ring_rows;      /* of a MokContext. Depends on max_tokens, or on T if R = 1. A rank
+                             to which no route can lead (El = 0, or no tokens anywhere) may
+                             pass a MokContext with ring_rows 0 and null ring pointers */
+  int64_t schedule_bytes; /* device memory that a schedule fills */
   int64_t schedule_scratch_bytes; /* device memory of one mok_cuda_schedule_build */
   int64_t forward_scratch_bytes;  /* device memory of one mok_cuda_forward */
   int64_t backward_scratch_bytes; /* device memory of one mok_cuda_backward */
@@ -189,20 +196,31 @@ typedef struct MokCudaBackwardArgs {
 MOK_API int32_t mok_cuda_backward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                   const MokCudaBackwardArgs* args);
 
+/* What the other ranks queue while this one cannot. */
+enum MokCudaErrorPlace {
+  MOK_CUDA_IN_SCHEDULE = 0, /* a schedule */
+  MOK_CUDA_IN_CALL = 1,     /* a schedule and then a forward, which this rank joins without work */
+  MOK_CUDA_IN_PASS = 2      /* a forward or backward whose schedule this rank has built */
+};
+
 typedef struct MokCudaErrorArgs {
   int64_t struct_size;
-  int32_t code; /* a MokStatusCode other than MOK_OK, which the other ranks get too */
-  /* 1: the other ranks queue a schedule and then a forward, which this rank joins without work, so
-   * that they do not wait for it. 0: they queue a schedule only. */
-  int32_t joins_forward;
+  int32_t code;  /* a MokStatusCode other than MOK_OK, which the other ranks get too */
+  int32_t place; /* MokCudaErrorPlace */
   void* scratch; /* [error_scratch_bytes] */
   void* stream;  /* cudaStream_t */
 } MokCudaErrorArgs;
 
-/* Takes the place of this rank's mok_cuda_schedule_build (and forward) when its caller has found an
- * error: the other ranks' batch has no routes, and their next call or mok_cuda_check returns `code`
- * and names this rank. All ranks have GPUs of their own. There is no such thing for a forward whose
- * schedule this rank has built: there the others run into their timeout. */
+/* Takes the place of this rank's call when its caller has found an error, so that the other ranks
+ * do not wait for it. All ranks have GPUs of their own.
+ *
+ * IN_SCHEDULE, IN_CALL: the other ranks' batch has no routes, and their next call or mok_cuda_check
+ * returns `code` and names this rank. The workspaces work on.
+ *
+ * IN_PASS: this rank leaves for good, as the others have been promised rows of it. Its own calls
+ * return MOK_FAILED_PRECONDITION from now on. Passes of the others do not wait for it any more, and
+ * their outputs hold anything; mok_cuda_check_ranks, and mok_cuda_check after their next schedule,
+ * return `code` and name this rank. */
 MOK_API int32_t mok_cuda_report_error(MokCudaWorkspace* workspace, const MokCudaErrorArgs* args);
 
 /* ---- Matrix product ----------------------------------------------------------------------- */

@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mok_torch import MoELayer, functional
 from mok_torch.functional import moe
 from mok_torch.reference import relative_error
 from mok_torch.self_test import Case
-from mok_torch.test_support import routed_batch
+from mok_torch.test_support import assert_matches_reference, routed_batch
 
 BF16 = torch.bfloat16
 CASE = Case("training", (512,), hidden=256, intermediate=128, experts=8, topk=2, shared=64)
@@ -61,6 +62,130 @@ def test_gradients_that_nobody_wants():
         inputs = [t.detach().requires_grad_(i == wanted) for i, t in enumerate(tensors)]
         (own,) = gradients(call(idx, inputs), [inputs[wanted]])
         assert torch.equal(own, expected[wanted]), wanted
+
+
+@pytest.mark.parametrize("experts", [1, 3, 5, 6, 7])
+@pytest.mark.parametrize("shared", [0, 40])
+def test_numbers_of_experts(experts, shared):
+    """Counters and schedules of numbers that are no multiple of anything."""
+    case = Case("experts", (150,), experts=experts, topk=1, shared=shared, scaled_shared=True)
+    assert_matches_reference(case, BF16, rounded=True, device="cuda")
+
+
+def test_a_rank_without_experts():
+    """Only the shared expert's output is left."""
+    idx, tensors = leaves()
+    idx.fill_(-1)
+    scale = torch.rand(512, device="cuda").requires_grad_()
+    tensors.append(scale)
+    expected = gradients(call(idx, tensors), tensors)
+    for position in (2, 3, 4):
+        weight = tensors[position]
+        tensors[position] = weight.detach()[:0].clone().requires_grad_()
+    for _ in range(2):
+        own = gradients(call(idx, tensors), tensors)
+        for position, (gradient, other) in enumerate(zip(own, expected, strict=True)):
+            if position in (2, 3, 4):
+                assert gradient.shape[0] == 0 and (other == 0).all()
+            else:
+                assert torch.equal(gradient, other), position
+
+
+def test_the_scale_of_the_shared_expert_has_a_gradient():
+    """Also alone, and in either of its shapes."""
+    case = Case("scale", (300,), shared=40, scaled_shared=True)
+    expected = assert_matches_reference(case, BF16, device="cuda")["d_shared_scale"]
+    batch = routed_batch(case, BF16)
+    tensors = [t.detach().cuda() for t in (batch.x, batch.topk_weight, *batch.weights)]
+    for shape in ((300,), (300, 1)):
+        scale = batch.shared.scale.detach().cuda().view(shape).requires_grad_()
+        weights = [t.detach().cuda() for t in batch.shared[:3]]
+        for _ in range(2):
+            out = call(batch.topk_idx.cuda(), [*tensors, *weights, scale])
+            (gradient,) = torch.autograd.grad(out, [scale], batch.d_out.cuda())
+            assert torch.equal(gradient.view(300).cpu(), expected)
+
+
+@pytest.mark.parametrize("macrobatch", [None, 256])
+def test_the_operator_and_the_function_agree(macrobatch):
+    """A mode that looks at operators gets one, with the same bits."""
+    idx, tensors = leaves()
+    config = functional.MoKConfig(macrobatch_size=macrobatch)
+    expected = gradients(call(idx, tensors, config=config), tensors)
+    with CountOperators() as seen:
+        out = call(idx, tensors, config=config)
+        assert_equal(gradients(out, tensors), expected)
+    assert {"mok::moe_forward", "mok::moe_backward"} <= seen.names
+    with pytest.raises(NotImplementedError, match="no double backward"):
+        out = call(idx, tensors, config=config)
+        (d_x,) = torch.autograd.grad(out.sum(), tensors[:1], create_graph=True)
+        d_x.sum().backward()
+
+
+class CountOperators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_changes_between_calls_is_noticed():
+    idx, tensors = leaves()
+    expected = gradients(call(idx, tensors), tensors)
+    call(idx, tensors)
+    few = [t.detach()[:100].requires_grad_() for t in tensors[:2]] + tensors[2:]
+    out = call(idx[:100], few)
+    assert torch.equal(out, call(idx, tensors)[:100])
+    tensors[2].data = tensors[2].data.transpose(1, 2).contiguous().transpose(1, 2)
+    assert_equal(gradients(call(idx, tensors), tensors), expected)
+    assert_equal(gradients(call(idx.int(), tensors), tensors), expected)
+    with torch.no_grad():
+        assert not call(idx, tensors).requires_grad
+    with torch.autocast("cuda", dtype=BF16):
+        wide = [t.detach().float().requires_grad_() for t in tensors]
+        for own, other in zip(gradients(call(idx, wide), wide), expected, strict=True):
+            assert torch.equal(own.to(other.dtype), other)
+    tensors[4].data = tensors[4].data.float()
+    with pytest.raises(TypeError, match=r"w_down: expected torch\.bfloat16"):
+        call(idx, tensors)
+
+
+def test_saved_tensors_may_be_offloaded():
+    idx, tensors = leaves()
+    expected = gradients(call(idx, tensors), tensors)
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        out = call(idx, tensors)
+    assert_equal(gradients(out, tensors), expected)
+
+
+def test_a_schedule_and_a_context_may_be_used_on_other_streams():
+    """Their memory is not handed out again while a kernel of another stream uses it."""
+    idx, tensors = leaves()
+    x, weight, w_gate, w_up, w_down, *shared = (t.detach() for t in tensors)
+    arguments = (x, weight, *shared, w_gate, w_up, w_down)
+    workspace = functional.create_workspace(
+        device="cuda", num_local_tokens=512, hidden_size=256, topk=2
+    )
+    d_out, stream = torch.randn_like(x), torch.cuda.Stream()
+
+    def run(side):
+        schedule = functional.build_schedule(workspace, None, idx, num_local_experts=8)
+        _, context = functional.forward(None, workspace, schedule, *arguments)
+        with torch.cuda.stream(side):
+            results = functional.backward(None, workspace, schedule, context, d_out, *arguments)
+        del schedule, context
+        # What would overwrite them if they were free.
+        for _ in range(50):
+            torch.full((1 << 18,), float("nan"), device="cuda")
+        torch.cuda.synchronize()
+        return results
+
+    expected = run(torch.cuda.current_stream())
+    for _ in range(20):
+        assert_equal(run(stream), expected)
 
 
 def test_checkpointing():

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mok_torch import _C
+from mok_torch.accepted_calls import ALIGNMENT
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
-
-_CUDA_ALIGNMENT = 16  # bytes, of tensors that bulk copies and vector loads touch
 
 
 class ArgumentNames(NamedTuple):
@@ -65,6 +64,10 @@ class LayerTensors(NamedTuple):
     down: Tensor
     shared: SharedTensors | None
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """x, topk_weight, routed gate, up, down, shared gate, up, down, scale."""
+        return (*self[:5], *(self.shared or (None,) * 4))
+
     @property
     def num_tokens(self) -> int:
         return self.x.shape[0]
@@ -114,6 +117,14 @@ def require_contiguous(name: str, value: Tensor):
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {value.stride()}")
 
 
+def require_aligned(name: str, value: Tensor):
+    """Raises if kernels cannot access a GPU's tensor where it is."""
+    if value.is_cuda and value.data_ptr() % ALIGNMENT:
+        raise ValueError(
+            f"{name}: expected an address aligned to {ALIGNMENT} bytes, got {value.data_ptr():#x}"
+        )
+
+
 def require_dtype(name: str, value: Tensor, dtype: torch.dtype, reason: str = ""):
     if value.dtype != dtype:
         raise TypeError(f"{name}: expected {dtype}{reason}, got {value.dtype}")
@@ -129,7 +140,7 @@ def require_shape(name: str, value: Tensor, shape: tuple[int, ...], letters: str
 def dense(value: Tensor) -> Tensor:
     """The tensor, or a copy of it, contiguous and aligned as kernels load it."""
     value = value.contiguous()
-    if value.is_cuda and value.data_ptr() % _CUDA_ALIGNMENT:
+    if value.is_cuda and value.data_ptr() % ALIGNMENT:
         return value.clone()
     return value
 

@@ -37,6 +37,8 @@ class MoKConfig:
       timeout_seconds: how long a rank waits for another one before it raises RankTimeoutError. Long
         enough for a rank that compiles or saves a checkpoint while the others wait. Read when a
         workspace is created.
+      num_sms: SMs that a pass occupies on a GPU, those for exchange only included. None: all. Fewer
+        leave room for other kernels, see "On GPUs" in mok_torch/README.md. Ignored on the host.
     """
 
     fwd_num_comm_sms: int = 0
@@ -46,10 +48,13 @@ class MoKConfig:
     num_threads: int | None = None
     isa: str | None = None
     timeout_seconds: float = 300.0
+    num_sms: int | None = None
 
     def __post_init__(self):
         self._check_integer("fwd_num_comm_sms", 0, _MAX_WORKERS)
         self._check_integer("bwd_num_comm_sms", 0, _MAX_WORKERS)
+        self._check_integer("num_sms", 1, _MAX_WORKERS, optional=True)
+        self._check_num_comm_sms()
         self._check_integer("minibatch_size", 1, _MAX_ROWS, optional=True)
         if self.macrobatch_size != -1:
             self._check_integer("macrobatch_size", 1, _MAX_ROWS, optional=True)
@@ -71,6 +76,16 @@ class MoKConfig:
             raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
         if not lowest <= value <= highest:
             raise ValueError(f"{name}: expected {lowest} to {highest}, got {value}")
+
+    def _check_num_comm_sms(self):
+        if self.num_sms is None:
+            return
+        for name in ("fwd_num_comm_sms", "bwd_num_comm_sms"):
+            if getattr(self, name) >= self.num_sms:
+                raise ValueError(
+                    f"{name}: expected fewer than num_sms = {self.num_sms}, got "
+                    f"{getattr(self, name)}"
+                )
 
     def threads_of_rank(self, ranks_in_process: int) -> int:
         """Compute threads of one rank when ranks_in_process of them share this process."""

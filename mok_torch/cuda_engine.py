@@ -1,10 +1,11 @@
 """The engine of a workspace on a GPU: its memory, and the calls that queue kernels.
 
 PyTorch owns all memory. What one rank keeps between calls (the symmetric heap, counters, records of
-errors) is allocated when the workspace is made; what a call needs (scratch, schedule, ring) comes
-from PyTorch's allocator, so that it can be captured into a CUDA graph and costs no cudaMalloc once
-the allocator is warm. Nothing here waits for the GPU but making a workspace, `check`, `poison`, and
-an exchange of expert counts where the caller leaves num_experts open.
+errors) is allocated when the workspace is made, scratch when a call needs more than the last ones;
+what belongs to a call (schedule, ring) comes from PyTorch's allocator, so that it can be captured
+into a CUDA graph and costs no cudaMalloc once the allocator is warm. Nothing here waits for the GPU
+but making a workspace, `check`, `poison`, and an exchange of expert counts where the caller leaves
+num_experts open.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mok_torch import _C
+from mok_torch.accepted_calls import AcceptedCalls
 from mok_torch.errors import error_of_code
 
 # Ranks that share a GPU queue the parts of a call one after the other (MokCudaPart).
@@ -43,9 +45,38 @@ def cuda_device(device: torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+# PyTorch's current stream of a GPU as an integer; without the Python object of a stream, where it
+# can be had.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 def stream_address(device: torch.device) -> int:
     """PyTorch's current stream there, as a cudaStream_t."""
-    return torch.cuda.current_stream(device).cuda_stream
+    if _raw_stream is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    return _raw_stream(device.index)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether that GPU's current stream is being captured into a CUDA graph."""
+    if device.index == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _refuse_capture(device: torch.device):
+    if is_capturing(device):
+        raise RuntimeError(
+            "a workspace cannot be made or grown while a CUDA graph is captured: run the model "
+            "once before, or call get_workspace (MoELayer.reserve) with enough tokens"
+        )
+
+
+def keep_for_stream(stream: int, device: torch.device, allocated_on: int, memory: Tensor):
+    """Tells PyTorch's allocator that `stream` uses memory that belongs to another stream."""
+    if stream != allocated_on:
+        memory.record_stream(torch.cuda.ExternalStream(stream, device=device))
 
 
 def aligned_bytes(num_bytes: int, device: torch.device) -> Tensor:
@@ -71,12 +102,11 @@ class CudaEngine:
 
     def __init__(self, group, request: Any, device: torch.device):
         """Collective. request: the agreed sizes of the workspace."""
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a workspace cannot be made or grown while a CUDA graph is captured: run the model "
-                "once before, or call get_workspace (MoELayer.reserve) with enough tokens"
-            )
+        _refuse_capture(device)
         self.device = device
+        self.ep_size: int = group.size
+        self.topk: int = request.topk
+        self.max_tokens: int = request.num_local_tokens  # of any rank
         self._group = group
         self._timeout_seconds = request.timeout_seconds
         self._poisoned = False
@@ -95,7 +125,12 @@ class CudaEngine:
         )
         self._state = torch.zeros(self.memory.state_bytes, dtype=torch.uint8, device=device)
         self._records = torch.zeros(self.memory.record_bytes, dtype=torch.uint8, pin_memory=True)
-        self._stream = torch.cuda.current_stream(device)  # of the last call
+        self._stream = stream_address(device)  # of the last call
+        # Calls follow each other, so they share it.
+        self._scratch = aligned_bytes(0, device)
+        self._kept_scratch: list[Tensor] = []  # graphs hold its address
+        # Calls whose arguments have passed all checks, see accepted_calls.py.
+        self.accepted = AcceptedCalls()
         # Threads share the default workspace, and autograd's share any: calls are queued whole.
         self._lock = threading.Lock()
         torch.cuda.synchronize(device)
@@ -129,7 +164,7 @@ class CudaEngine:
                     f"num_experts: expected {num_local_experts}, which the ranks' experts add up "
                     f"to, got {num_experts}"
                 )
-            return 0, max(num_local_experts, 1)
+            return 0, num_local_experts
         if num_experts:
             share, larger = divmod(num_experts, size)
             if num_local_experts != share + (rank < larger):
@@ -139,68 +174,101 @@ class CudaEngine:
                     "num_experts out if the experts of a GPU are split otherwise)"
                 )
             return rank * share + min(rank, larger), num_experts
-        if torch.cuda.is_current_stream_capturing():
+        if self.is_capturing():
             raise ValueError(
                 "num_experts: expected a number while a CUDA graph is captured: the ranks cannot "
                 "tell each other how many experts they have"
             )
         counts = self._exchange(num_local_experts)
-        return sum(counts[:rank]), max(sum(counts), 1)
+        return sum(counts[:rank]), sum(counts)
 
     def layer_memory(self, layer: _C.CudaLayer) -> _C.CudaLayerMemory:
         """The sizes of a layer's buffers."""
         return self._engine.layer_memory(layer)
 
-    def scratch(self, num_bytes: int) -> Tensor:
-        """Memory for one call."""
-        memory = aligned_bytes(num_bytes, self.device)
+    def build_schedule(self, layer: _C.CudaLayer, args: _C.CudaScheduleArgs, scratch_bytes: int):
+        """Queues the schedule kernel. Collective."""
+        self._queue(SCHEDULE_PARTS, self._engine.build_schedule, layer, args, scratch_bytes)
+
+    def forward(self, layer: _C.CudaLayer, args: _C.CudaForwardArgs, scratch_bytes: int):
+        """Queues the forward kernel. Collective."""
+        self._queue(PASS_PARTS, self._engine.forward, layer, args, scratch_bytes)
+
+    def backward(self, layer: _C.CudaLayer, args: _C.CudaBackwardArgs, scratch_bytes: int):
+        """Queues the backward kernel. Collective."""
+        self._queue(PASS_PARTS, self._engine.backward, layer, args, scratch_bytes)
+
+    def _queue(self, parts: tuple[int, ...], launch, layer, args, scratch_bytes: int):
+        with self._lock:
+            scratch = self._enter_stream(scratch_bytes)
+            if not self.shares_device:
+                args.set_queue(scratch.data_ptr(), self._stream, _C.CUDA_WHOLE)
+                launch(layer, args)
+                return
+            for part in parts:
+                args.set_queue(scratch.data_ptr(), self._stream, part)
+                launch(layer, args)
+                self._follow_all_ranks()
+
+    def reserve_scratch(self, num_bytes: int):
+        """Allocates what calls of so much scratch need, so that they cannot fail for want of it."""
+        with self._lock:
+            self._enter_stream(num_bytes)
+
+    def _enter_stream(self, scratch_bytes: int) -> Tensor:
+        """Scratch for a call on the current stream, which from here on follows the last call's."""
+        capturing = self.is_capturing()
+        self._follow_last_call(capturing)
+        memory = self._scratch
+        if memory.numel() < scratch_bytes:
+            memory = self._more_scratch(scratch_bytes, capturing)
         if self._poisoned:
             memory.fill_(0xFF)
         return memory
 
-    def build_schedule(self, layer: _C.CudaLayer, args: _C.CudaScheduleArgs):
-        """Queues the schedule kernel. Collective."""
-        self._queue(SCHEDULE_PARTS, args, lambda: self._engine.build_schedule(layer, args))
+    def _more_scratch(self, num_bytes: int, capturing: bool) -> Tensor:
+        if capturing:  # the graph's own memory
+            return aligned_bytes(num_bytes, self.device)
+        if self.was_captured:
+            self._kept_scratch.append(self._scratch)
+            num_bytes = max(num_bytes, 2 * self._scratch.numel())  # so that few are kept
+        # The old one goes first: the allocator may need its memory.
+        self._scratch = aligned_bytes(0, self.device)
+        self._scratch = aligned_bytes(num_bytes, self.device)
+        return self._scratch
 
-    def forward(self, layer: _C.CudaLayer, args: _C.CudaForwardArgs):
-        """Queues the forward kernel. Collective."""
-        self._queue(PASS_PARTS, args, lambda: self._engine.forward(layer, args))
+    def current_stream(self) -> int:
+        """PyTorch's current stream of the GPU, as a cudaStream_t."""
+        return stream_address(self.device)
 
-    def backward(self, layer: _C.CudaLayer, args: _C.CudaBackwardArgs):
-        """Queues the backward kernel. Collective."""
-        self._queue(PASS_PARTS, args, lambda: self._engine.backward(layer, args))
+    def is_capturing(self) -> bool:
+        """Whether that stream is being captured into a CUDA graph."""
+        return is_capturing(self.device)
 
-    def _queue(self, parts: tuple[int, ...], args, launch):
-        with self._lock:
-            self._follow_last_call()
-            args.stream = self._stream.cuda_stream
-            if not self.shares_device:
-                launch()
-                return
-            for part in parts:
-                args.part = part
-                launch()
-                self._follow_all_ranks()
-
-    def _follow_last_call(self):
-        """Makes the current stream follow the last call's: the kernels share counters.
+    def _follow_last_call(self, capturing: bool):
+        """Makes the current stream follow the last call's: the kernels share counters and scratch.
 
         Within a graph the capture sees to that; between its replays and other calls, the user.
         """
-        stream = torch.cuda.current_stream(self.device)
-        if torch.cuda.is_current_stream_capturing():
+        stream = self.current_stream()
+        if capturing:
             self.was_captured = True
         elif stream != self._stream:
-            stream.wait_event(self._stream.record_event())
+            current, last = self._stream_object(stream), self._stream_object(self._stream)
+            current.wait_event(last.record_event())
             # PyTorch's allocator may reuse memory once the stream it was allocated on allows.
-            for memory in (self._heap[0], self._state):
-                memory.record_stream(stream)
+            for memory in (self._heap[0], self._state, self._scratch):
+                memory.record_stream(current)
         self._stream = stream
+
+    def _stream_object(self, stream: int):
+        return torch.cuda.ExternalStream(stream, device=self.device)
 
     def _follow_all_ranks(self):
         """Orders what this rank queues next after what all ranks have queued so far."""
-        for event in self._exchange(self._stream.record_event()):
-            self._stream.wait_event(event)
+        stream = self._stream_object(self._stream)
+        for event in self._exchange(stream.record_event()):
+            stream.wait_event(event)
 
     def _exchange(self, value: Any) -> list[Any]:
         """The values of all ranks; raises the error that a rank has sent in place of one."""
@@ -218,38 +286,49 @@ class CudaEngine:
         """Raises what the kernels that have ended found wrong. Does not wait for others."""
         self._engine.check()
 
+    def check_ranks(self):
+        """Raises if another rank has left for good. Waits for a small copy."""
+        if not self.is_capturing():
+            self._engine.check_ranks()
+
     def check_usable(self):
-        """Raises the timeout that made the engine unusable, if there was one."""
+        """Raises what has made the engine unusable on this rank: a timeout, or that it has left."""
         self._engine.check_usable()
+
+    def finish(self):
+        """Waits for all calls, and raises what their kernels found wrong."""
+        _refuse_capture(self.device)
+        torch.cuda.synchronize(self.device)
+        self.check()
 
     def synchronize(self):
         """Waits for everything queued on the current stream."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def report_error(self, operation: int, code: int, message: str, whole_call: bool = False):
-        """Takes this rank's place in the schedule (and forward) that the other ranks queue.
+        """Takes this rank's place in what the other ranks queue; see MokCudaErrorPlace.
 
-        In a forward whose schedule this rank has built there is no such place: ranks with GPUs of
-        their own find out by waiting.
+        A rank with a GPU of its own that fails in a forward or backward whose schedule it has built
+        leaves the workspace for good.
         """
         if self.shares_device:
             self._group.exchange(error_of_code(code, message), self._timeout_seconds)
             return
-        if operation != _C.OP_SCHEDULE or torch.cuda.is_current_stream_capturing():
+        if self.is_capturing():
             return
         args = _C.CudaErrorArgs()
-        args.code, args.joins_forward = code, int(whole_call)
-        scratch = self.scratch(self.memory.error_scratch_bytes)
-        args.scratch = scratch.data_ptr()
+        args.code, args.place = code, _C.CUDA_IN_PASS
+        if operation == _C.OP_SCHEDULE:
+            args.place = _C.CUDA_IN_CALL if whole_call else _C.CUDA_IN_SCHEDULE
         with self._lock:
-            self._follow_last_call()
-            args.stream = self._stream.cuda_stream
+            scratch = self._enter_stream(self.memory.error_scratch_bytes)
+            args.scratch, args.stream = scratch.data_ptr(), self._stream
             self._engine.report_error(args)
 
     def info(self) -> dict[str, int]:
         """Bytes of the heap and of what else lives between calls."""
-        state = self.memory.state_bytes + self.memory.record_bytes
-        return {"heap_bytes": self.memory.heap_bytes, "scratch_bytes": state, "num_threads": 0}
+        other = self.memory.state_bytes + self.memory.record_bytes + self._scratch.numel()
+        return {"heap_bytes": self.memory.heap_bytes, "scratch_bytes": other, "num_threads": 0}
 
     def poison(self):
         """For tests: NaN in the heap's data, and from now on in all scratch of calls."""

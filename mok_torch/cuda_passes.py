@@ -1,14 +1,20 @@
-"""Runs the passes of a GPU on checked tensors: outputs, scratch and the C API's structs."""
+"""Queues the passes of a GPU on checked tensors: sizes, memory and the C API's structs.
+
+What calls of equal shapes have in common (ScheduleCall, PassCall) is worked out once and serves
+any number of them; what is left to do for each is to allocate, to take addresses and to launch.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.checks import LayerTensors
+from mok_torch.cuda_engine import CudaEngine, keep_for_stream
 from mok_torch.plan import (
     ROUTES_ALIGNMENT_WORDS,
     ROW_BLOCK,
@@ -16,60 +22,95 @@ from mok_torch.plan import (
     schedule_words,
     tokens_in_plan,
 )
+from mok_torch.ring import DeviceRing, RingLayout, ring_shapes
 from mok_torch.workspace import Workspace
 
+_WORDS_ALIGNMENT = 256  # bytes: MOK_CUDA_ALIGNMENT
 
-@dataclasses.dataclass(frozen=True)
-class CudaSchedule:
-    """A schedule in device memory, and what the host knows of it.
+
+class ScheduleSizes(NamedTuple):
+    """What the host knows of a schedule; equal for all of the same call.
 
     Attributes:
-      words: int32, the schedule.
-      routes: [T, K] the expert ids that it was built from.
-      first_expert, num_experts: of this rank, and E.
+      num_tokens, topk: T and K of the expert ids that it was built from.
+      num_local_experts, first_expert, num_experts: of this rank, and E.
+      max_tokens: of the workspace that built it.
+      num_words: int32 words of it, the expert ids at their end.
     """
 
-    words: Tensor
-    routes: Tensor  # of forwards as given, of backwards int32 inside words
+    num_tokens: int
+    topk: int
     num_local_experts: int
     first_expert: int
     num_experts: int
     ring_rows: int
     minibatch_rows: int
-    max_tokens: int  # of the workspace that built it
+    max_tokens: int
+    num_words: int
     result_offset: int
     expert_rows_offset: int
 
     @property
+    def first_route(self) -> int:
+        """The word at which the expert ids begin."""
+        return _first_saved_route(self.num_words, self.num_tokens * self.topk)
+
+
+class CudaSchedule(NamedTuple):
+    """A schedule in device memory.
+
+    Attributes:
+      words: int32, the schedule; at their end the expert ids [T, K] as int32, if they were kept.
+      stream: the cudaStream_t that the words were allocated on.
+      ids: the address of the expert ids that passes read, and the bytes of one.
+    """
+
+    words: Tensor
+    stream: int
+    sizes: ScheduleSizes
+    ids: tuple[int, int]
+
+    @property
     def num_tokens(self) -> int:
-        return self.routes.shape[0]
+        return self.sizes.num_tokens
+
+    @property
+    def num_local_experts(self) -> int:
+        return self.sizes.num_local_experts
+
+    @property
+    def routes(self) -> Tensor:
+        """int32 [T, K], the expert ids that it was built from, if they were kept."""
+        sizes = self.sizes
+        shape = (sizes.num_tokens, sizes.topk)
+        return torch.as_strided(self.words, shape, (sizes.topk, 1), sizes.first_route)
 
     def tokens_per_expert(self) -> Tensor:
         """int64 [El] on the GPU; nothing waits."""
-        begin = self.expert_rows_offset // 4
-        return self.words[begin : begin + self.num_local_experts].to(torch.int64)
+        begin = self.sizes.expert_rows_offset // 4
+        return self.words[begin : begin + self.sizes.num_local_experts].to(torch.int64)
 
     def info(self) -> ScheduleInfo:
         """All of MokScheduleInfo. Waits for the schedule kernel."""
-        begin = self.result_offset // 4
+        sizes = self.sizes
+        begin = sizes.result_offset // 4
         blocks, tokens = self.words[begin : begin + 4].view(torch.int64).tolist()
-        rows_of_ring = max(self.ring_rows, ROW_BLOCK)
+        rows_of_ring = max(sizes.ring_rows, ROW_BLOCK)
         return ScheduleInfo(
-            num_tokens=self.num_tokens,
+            num_tokens=sizes.num_tokens,
             num_tokens_total=tokens,
-            num_experts=self.num_experts,
-            num_local_experts=self.num_local_experts,
-            first_expert=self.first_expert,
+            num_experts=sizes.num_experts,
+            num_local_experts=sizes.num_local_experts,
+            first_expert=sizes.first_expert,
             num_macrobatches=-(-blocks * ROW_BLOCK // rows_of_ring),
             num_rows=int(self.tokens_per_expert().sum()),
             num_row_blocks=blocks,
-            minibatch_rows=self.minibatch_rows,
-            ring_rows=self.ring_rows,
+            minibatch_rows=sizes.minibatch_rows,
+            ring_rows=sizes.ring_rows,
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class ScheduleInfo:
+class ScheduleInfo(NamedTuple):
     """See MokScheduleInfo in mok.h."""
 
     num_tokens: int
@@ -84,6 +125,30 @@ class ScheduleInfo:
     ring_rows: int
 
 
+class ScheduleCall(NamedTuple):
+    """What builds of schedules of equal shapes have in common."""
+
+    layer: _C.CudaLayer
+    scratch_bytes: int
+    sizes: ScheduleSizes
+
+
+class PassCall(NamedTuple):
+    """What passes of equal shapes have in common.
+
+    Attributes:
+      layout: of the ring.
+      widths: I and Is.
+      swiglu_limit: 0 for none.
+    """
+
+    layer: _C.CudaLayer
+    scratch_bytes: int
+    layout: RingLayout
+    widths: tuple[int, int]
+    swiglu_limit: float
+
+
 def _layer_struct(plan: Plan, num_tokens: int, experts: tuple[int, int, int]) -> _C.CudaLayer:
     """experts: El, first expert, E."""
     layer = _C.CudaLayer()
@@ -91,9 +156,80 @@ def _layer_struct(plan: Plan, num_tokens: int, experts: tuple[int, int, int]) ->
     layer.num_tokens = num_tokens
     layer.minibatch_rows = plan.minibatch_rows
     layer.macrobatch_rows = max(plan.ring_rows, ROW_BLOCK)
+    layer.num_sms = plan.num_sms
     # Of no consequence to a schedule.
     layer.intermediate = 8
     return layer
+
+
+def schedule_call(
+    engine: CudaEngine, plan: Plan, num_tokens: int, num_local_experts: int, num_experts: int
+) -> ScheduleCall:
+    """Sizes of a schedule. With several ranks and num_experts = 0 the ranks meet on the host."""
+    first_expert, num_experts = engine.owned_experts(num_local_experts, num_experts)
+    experts = (num_local_experts, first_expert, num_experts)
+    layer = _layer_struct(plan, num_tokens, experts)
+    memory = engine.layer_memory(layer)
+    sizes = ScheduleSizes(
+        num_tokens,
+        engine.topk,
+        *experts,
+        ring_rows=plan.ring_rows,
+        minibatch_rows=plan.minibatch_rows,
+        max_tokens=engine.max_tokens,
+        num_words=plan.schedule_words,
+        result_offset=memory.result_offset,
+        expert_rows_offset=memory.expert_rows_offset,
+    )
+    planned = 4 * sizes.first_route
+    if memory.schedule_bytes > planned:
+        raise RuntimeError(f"the schedule takes {memory.schedule_bytes} bytes, planned {planned}")
+    return ScheduleCall(layer, memory.schedule_scratch_bytes, sizes)
+
+
+def pass_call(
+    engine: CudaEngine,
+    plan: Plan,
+    sizes: ScheduleSizes,
+    layer: LayerTensors,
+    swiglu_limit: float,
+    is_backward: bool = False,
+) -> PassCall:
+    """Sizes of a pass. swiglu_limit: 0 for none."""
+    _check_age(sizes, engine)
+    widths = (layer.intermediate, layer.shared_intermediate)
+    struct = _layer_struct(plan, layer.num_tokens, sizes[2:5])
+    struct.intermediate, struct.shared_intermediate = widths
+    struct.num_comm_sms = plan.bwd_num_comm if is_backward else plan.fwd_num_comm
+    memory = engine.layer_memory(struct)
+    scratch = memory.backward_scratch_bytes if is_backward else memory.forward_scratch_bytes
+    shapes = ring_shapes(layer.x.shape[1], sizes.ring_rows, layer.num_tokens, *widths)
+    return PassCall(struct, scratch, RingLayout.of_shapes(shapes), widths, swiglu_limit)
+
+
+def new_schedule(engine: CudaEngine, sizes: ScheduleSizes) -> CudaSchedule:
+    """Memory for a schedule that keeps its expert ids."""
+    words = torch.empty(sizes.num_words, dtype=torch.int32, device=engine.device)
+    return schedule_of_words(engine, words, sizes)
+
+
+def schedule_of_words(engine: CudaEngine, words: Tensor, sizes: ScheduleSizes) -> CudaSchedule:
+    """A schedule in memory of the current stream."""
+    return CudaSchedule(
+        words, engine.current_stream(), sizes, (words.data_ptr() + 4 * sizes.first_route, 4)
+    )
+
+
+def queue_schedule(engine: CudaEngine, call: ScheduleCall, schedule: CudaSchedule, routes: Tensor):
+    """Queues the schedule of int64 or int32 routes [..., K], contiguous. Collective."""
+    args = _C.CudaScheduleArgs()
+    args.set_call(routes.data_ptr(), routes.element_size(), schedule.words.data_ptr())
+    engine.build_schedule(call.layer, args, call.scratch_bytes)
+    if schedule.ids[0] != routes.data_ptr():
+        # For passes that do not see the caller's tensor, or see it changed.
+        first_route = schedule.sizes.first_route
+        kept = torch.as_strided(schedule.words, routes.shape, routes.stride(), first_route)
+        kept.copy_(routes)
 
 
 def build_schedule(
@@ -103,7 +239,7 @@ def build_schedule(
     num_local_experts: int,
     num_experts: int,
     whole_call: bool,
-) -> CudaSchedule:
+) -> tuple[CudaSchedule, ScheduleCall]:
     """Queues the schedule of int64 or int32 routes [T, K]. Collective.
 
     num_experts: E, which the kernel compares on all ranks; 0: what the ranks' experts add up to.
@@ -114,54 +250,28 @@ def build_schedule(
     # raises is replaced in this call, so that the ranks stay in step wherever each of them raises.
     with workspace.reporting_errors(_C.OP_SCHEDULE, whole_call):
         engine.check()
-        first_expert, num_experts = engine.owned_experts(num_local_experts, num_experts)
-        layer = _layer_struct(plan, routes.shape[0], (num_local_experts, first_expert, num_experts))
-        memory = engine.layer_memory(layer)
-        planned = 4 * _first_saved_route(plan.schedule_words, routes.numel())
-        if memory.schedule_bytes > planned:
-            raise RuntimeError(
-                f"the schedule takes {memory.schedule_bytes} bytes, planned {planned}"
-            )
-        words = torch.empty(plan.schedule_words, dtype=torch.int32, device=engine.device)
-        scratch = engine.scratch(memory.schedule_scratch_bytes)
-    args = _C.CudaScheduleArgs()
-    args.topk_idx, args.topk_idx_bytes = routes.data_ptr(), routes.element_size()
-    args.schedule, args.scratch = words.data_ptr(), scratch.data_ptr()
-    engine.build_schedule(layer, args)
-    if whole_call:
-        # For the operator of the backward, which gets no other tensor of the routing.
-        _saved_routes(words, routes.shape).copy_(routes)
-    return CudaSchedule(
-        words=words,
-        routes=routes,
-        num_local_experts=num_local_experts,
-        first_expert=first_expert,
-        num_experts=num_experts,
-        ring_rows=plan.ring_rows,
-        minibatch_rows=plan.minibatch_rows,
-        max_tokens=workspace.num_local_tokens,
-        result_offset=memory.result_offset,
-        expert_rows_offset=memory.expert_rows_offset,
-    )
+        call = schedule_call(engine, plan, routes.shape[0], num_local_experts, num_experts)
+        schedule = new_schedule(engine, call.sizes)
+        queue_schedule(engine, call, schedule, routes)
+    return schedule, call
 
 
-def _check_age(schedule: CudaSchedule, workspace: Workspace):
+def _check_age(sizes: ScheduleSizes, engine: CudaEngine):
     """Where a schedule's tables lie depends on the most tokens that there can be."""
-    if workspace.ep_size > 1 and schedule.max_tokens != workspace.num_local_tokens:
+    if engine.ep_size > 1 and sizes.max_tokens != engine.max_tokens:
         raise ValueError(
-            f"schedule: built for at most {schedule.max_tokens} tokens of a rank, but by now the "
-            f"workspace has room for {workspace.num_local_tokens}: build it again"
+            f"schedule: built for at most {sizes.max_tokens} tokens of a rank, but by now the "
+            f"workspace has room for {engine.max_tokens}: build it again"
         )
-
-
-def _saved_routes(words: Tensor, shape: torch.Size) -> Tensor:
-    """The int32 expert ids at the end of a schedule's words."""
-    begin = _first_saved_route(words.numel(), shape.numel())
-    return words[begin : begin + shape.numel()].view(shape)
 
 
 def _first_saved_route(num_words: int, num_routes: int) -> int:
     return (num_words - num_routes) // ROUTES_ALIGNMENT_WORDS * ROUTES_ALIGNMENT_WORDS
+
+
+def is_aligned(words: Tensor) -> bool:
+    """Whether kernels can read a schedule from there."""
+    return words.data_ptr() % _WORDS_ALIGNMENT == 0
 
 
 def load_schedule(
@@ -176,59 +286,85 @@ def load_schedule(
             f"{words.numel()} (a workspace of several ranks may not grow between a forward and its "
             "backward)"
         )
-    return CudaSchedule(
-        words=words,
-        routes=_saved_routes(words, layer.topk_weight.shape),
+    if not is_aligned(words):  # a part of another tensor, from an offloading hook
+        words = words.clone()
+    sizes = ScheduleSizes(
+        num_tokens=layer.num_tokens,
+        topk=workspace.topk,
         num_local_experts=layer.num_local_experts,
         # Of no consequence once the schedule is built.
         first_expert=0,
-        num_experts=max(layer.num_local_experts, 1),
+        num_experts=layer.num_local_experts,
         ring_rows=plan.ring_rows,
         minibatch_rows=plan.minibatch_rows,
         max_tokens=workspace.num_local_tokens,
+        num_words=words.numel(),
         result_offset=0,
         expert_rows_offset=0,
     )
+    return schedule_of_words(workspace.engine, words, sizes)
 
 
-def run_backward(call, args: _C.CudaBackwardArgs):
-    """Queues the backward of a passes.LayerCall, all of whose tensors args hold. Collective."""
-    engine, schedule = call.workspace.engine, call.schedule
-    _check_age(schedule, call.workspace)
-    layer = _layer_of(call.plan, schedule, call.layer, call.plan.bwd_num_comm)
-    args.topk_idx = schedule.routes.data_ptr()
-    args.topk_idx_bytes = schedule.routes.element_size()
-    args.schedule = schedule.words.data_ptr()
-    scratch = engine.scratch(engine.layer_memory(layer).backward_scratch_bytes)
-    args.scratch = scratch.data_ptr()
-    engine.backward(layer, args)
+def _set_tensors(args, call: PassCall, inputs: Sequence[int], ring: Sequence[int]):
+    """What the structs of both passes have in common; addresses of LayerTensors and of a Ring."""
+    args.layer.set(inputs, *call.widths, call.swiglu_limit)
+    args.context.set(call.layout.rows, ring)
 
 
-def run_forward(call, set_tensors, out: Tensor):
-    """Queues the forward of a passes.LayerCall, which writes the ring and out [T, H]. Collective.
+def queue_forward(
+    engine: CudaEngine,
+    call: PassCall,
+    schedule: CudaSchedule,
+    inputs: Sequence[int],
+    ring: Sequence[int],
+    out: Tensor,
+):
+    """Queues a forward, which writes the ring and out. Collective.
 
-    set_tensors(args): sets args.layer and args.context.
+    inputs: addresses of LayerTensors.tensors(). ring: addresses of the five tensors.
     """
-    engine, schedule, tensors = call.workspace.engine, call.schedule, call.layer
-    _check_age(schedule, call.workspace)
-    layer = _layer_of(call.plan, schedule, tensors, call.plan.fwd_num_comm)
     args = _C.CudaForwardArgs()
-    set_tensors(args)
-    args.topk_idx = schedule.routes.data_ptr()
-    args.topk_idx_bytes = schedule.routes.element_size()
-    args.schedule = schedule.words.data_ptr()
-    args.out = out.data_ptr()
-    scratch = engine.scratch(engine.layer_memory(layer).forward_scratch_bytes)
-    args.scratch = scratch.data_ptr()
-    engine.forward(layer, args)
+    _set_tensors(args, call, inputs, ring)
+    args.set_call(*schedule.ids, schedule.words.data_ptr(), out.data_ptr())
+    engine.forward(call.layer, args, call.scratch_bytes)
 
 
-def _layer_of(
-    plan: Plan, schedule: CudaSchedule, tensors: LayerTensors, num_comm: int
-) -> _C.CudaLayer:
-    experts = (schedule.num_local_experts, schedule.first_expert, schedule.num_experts)
-    layer = _layer_struct(plan, tensors.num_tokens, experts)
-    layer.intermediate = tensors.intermediate
-    layer.shared_intermediate = tensors.shared_intermediate
-    layer.num_comm_sms = num_comm
-    return layer
+class BackwardOperands(NamedTuple):
+    """What a backward has beside a forward's tensors; addresses, 0 for none.
+
+    Attributes:
+      outputs: of d_x, d_topk_weight and d_shared_scale.
+      routed, shared: of the gradients of gate, up and down; the code of their dtype; whether they
+        are added to.
+    """
+
+    d_out: int
+    kept_macrobatches: int
+    outputs: Sequence[int]
+    routed: tuple[Sequence[int], int, bool]
+    shared: tuple[Sequence[int], int, bool]
+
+
+def queue_backward(
+    engine: CudaEngine,
+    call: PassCall,
+    schedule: CudaSchedule,
+    inputs: Sequence[int],
+    ring: Sequence[int],
+    operands: BackwardOperands,
+):
+    """Queues a backward. Collective. Arguments as of queue_forward."""
+    args = _C.CudaBackwardArgs()
+    _set_tensors(args, call, inputs, ring)
+    args.set_call(*schedule.ids, schedule.words.data_ptr(), *operands[:3])
+    args.d_routed.set(*operands.routed)
+    args.d_shared.set(*operands.shared)
+    engine.backward(call.layer, args, call.scratch_bytes)
+
+
+def keep_for_current_stream(engine: CudaEngine, schedule: CudaSchedule, ring: DeviceRing | None):
+    """For a pass on another stream than that of an earlier call that allocated its memory."""
+    stream = engine.current_stream()
+    keep_for_stream(stream, engine.device, schedule.stream, schedule.words)
+    if ring is not None:
+        keep_for_stream(stream, engine.device, ring.stream, ring.buffer)

@@ -1,6 +1,5 @@
 """What reaches the engine of a GPU, without one: sizes, addresses, errors. Needs a CUDA build."""
 
-import dataclasses
 import threading
 from types import SimpleNamespace
 
@@ -8,127 +7,92 @@ import pytest
 import torch
 
 from mok_torch import _C, cuda_engine, cuda_passes, passes
-from mok_torch.checks import check_layer
+from mok_torch import workspace as workspaces
 from mok_torch.config import MoKConfig
+from mok_torch.cuda_passes import BackwardOperands
+from mok_torch.cuda_test_support import CASE, HostEngine, layer_tensors, make_space
+from mok_torch.passes import LayerCall
 from mok_torch.plan import make_plan, schedule_words
-from mok_torch.self_test import Case
 from mok_torch.test_support import routed_batch
-
-CASE = Case("host", (40,), hidden=64, intermediate=40, experts=5, topk=3, shared=24)
-
-
-class RecordingEngine:
-    """Takes calls on the host's memory, and keeps what it was given."""
-
-    device = torch.device("cpu")
-
-    def __init__(self):
-        self.calls = []
-        self.memory = SimpleNamespace(
-            schedule_bytes=400,
-            schedule_scratch_bytes=50,
-            forward_scratch_bytes=60,
-            backward_scratch_bytes=70,
-            result_offset=128,
-            expert_rows_offset=256,
-        )
-
-    def check(self):
-        self.calls.append(("check",))
-
-    def owned_experts(self, num_local_experts, num_experts):
-        return 0, num_experts or num_local_experts
-
-    def layer_memory(self, layer):
-        return self.memory
-
-    def scratch(self, num_bytes):
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
-    def build_schedule(self, layer, args):
-        self.calls.append(("schedule", layer, args))
-
-    def forward(self, layer, args):
-        self.calls.append(("forward", layer, args))
-
-    def backward(self, layer, args):
-        self.calls.append(("backward", layer, args))
-
-
-class FakeWorkspace:
-    hidden_size, topk, dtype = CASE.hidden, CASE.topk, torch.bfloat16
-    device = torch.device("cpu")
-    ep_size = 1
-    num_local_tokens = 64
-
-    def __init__(self):
-        self.engine = RecordingEngine()
-        self.reported = []
-
-    def reporting_errors(self, operation, whole_call):
-        self.reported.append((operation, whole_call))
-        return torch.no_grad()  # any context will do
 
 
 @pytest.fixture
 def space():
-    return FakeWorkspace()
+    return make_space()
 
 
 def plan_of(**settings):
     return make_plan(MoKConfig(**settings), 1, 40, CASE.topk, CASE.experts, device_type="cuda")
 
 
-def build(space, plan, whole_call=True):
+def build(space, plan):
     routes = routed_batch(CASE, torch.bfloat16).topk_idx
-    return cuda_passes.build_schedule(space, plan, routes, CASE.experts, 0, whole_call)
+    return cuda_passes.build_schedule(space, plan, routes, CASE.experts, 0, True)[0]
 
 
 def make_call(space, schedule, plan):
-    batch = routed_batch(CASE, torch.bfloat16)
-    weights = [weight.detach() for weight in batch.weights]
-    shared = [tensor.detach() for tensor in batch.shared[:3]]
-    layer = check_layer(
-        batch.x.detach(), batch.topk_weight.detach(), weights, (*shared, None), space
-    )
-    ring = passes.new_ring(layer, plan.ring_rows)
-    return passes.LayerCall(space, plan, schedule, layer, ring, 0.5)
+    layer = layer_tensors(space)
+    return LayerCall(space, plan, schedule, layer, passes.new_ring(layer, plan.ring_rows), 0.5)
+
+
+def run_forward(call, out):
+    engine = call.workspace.engine
+    inputs, ring = passes.addresses(call.layer.tensors()), call.ring_addresses()
+    ready = call.cuda_pass(engine)
+    cuda_passes.queue_forward(engine, ready, call.schedule, inputs, ring, out)
 
 
 def test_schedule(space):
-    plan = plan_of(minibatch_size=128, fwd_num_comm_sms=3)
+    plan = plan_of(minibatch_size=128, fwd_num_comm_sms=3, num_sms=100)
     schedule = build(space, plan)
-    (_, (name, layer, args)) = space.engine.calls
-    assert name == "schedule" and space.engine.calls[0] == ("check",)
-    assert space.reported == [(_C.OP_SCHEDULE, True)]
+    ((name, layer, args),) = space.engine.calls
+    assert name == "schedule" and space.engine.num_checks == 1
     sizes = (layer.num_local_experts, layer.first_expert, layer.num_experts, layer.num_tokens)
     assert sizes == (5, 0, 5, 40)
     assert layer.minibatch_rows == 128 and layer.macrobatch_rows == plan.ring_rows
-    assert args.schedule == schedule.words.data_ptr()
-    assert args.topk_idx == schedule.routes.data_ptr() and args.topk_idx_bytes == 8
+    assert layer.num_sms == 100
+    assert args.schedule == schedule.words.data_ptr() and args.topk_idx_bytes == 8
     assert schedule.words.numel() == plan.schedule_words
 
 
+def test_a_schedule_keeps_its_ids(space):
+    """What the caller does with the tensor of ids later is of no consequence."""
+    routes = routed_batch(CASE, torch.bfloat16).topk_idx
+    for dtype in (torch.int64, torch.int32):
+        given = routes.to(dtype, copy=True)
+        schedule, _ = cuda_passes.build_schedule(space, plan_of(), given, 5, 0, False)
+        given.fill_(-1)
+        assert torch.equal(schedule.routes, routes.int())
+        assert schedule.ids == (schedule.routes.data_ptr(), 4)
+        assert schedule.routes.data_ptr() % 16 == 0  # five experts: the words end elsewhere
+
+
 def test_a_schedule_larger_than_planned_is_refused(space):
-    space.engine.memory.schedule_bytes = 1 << 30
+    space.engine.sizes.schedule_bytes = 1 << 30
     with pytest.raises(RuntimeError, match="the schedule takes 1073741824 bytes, planned"):
         build(space, plan_of())
 
 
 def test_forward(space):
-    plan = plan_of(fwd_num_comm_sms=3, bwd_num_comm_sms=4)
+    plan = plan_of(fwd_num_comm_sms=3, bwd_num_comm_sms=4, num_sms=64)
     call = make_call(space, build(space, plan), plan)
     out = torch.empty_like(call.layer.x)
-    cuda_passes.run_forward(call, call.fill, out)
+    run_forward(call, out)
     name, layer, args = space.engine.calls[-1]
-    assert name == "forward" and layer.num_comm_sms == 3
+    assert name == "forward" and layer.num_comm_sms == 3 and layer.num_sms == 64
     assert (layer.intermediate, layer.shared_intermediate) == (40, 24)
     assert args.out == out.data_ptr() and args.schedule == call.schedule.words.data_ptr()
-    assert args.layer.x == call.layer.x.data_ptr()
-    assert args.layer.routed.down == call.layer.down.data_ptr()
-    assert args.layer.swiglu_limit == 0.5
-    assert args.context.ring_rows == plan.ring_rows
-    assert args.context.ring_up == call.ring.up.data_ptr()
+    given = args.layer
+    routed = (given.routed.gate, given.routed.up, given.routed.down)
+    shared = (given.shared.gate, given.shared.up, given.shared.down)
+    addresses = [given.x, given.topk_weight, *routed, *shared, given.shared_scale]
+    assert addresses == passes.addresses(call.layer.tensors())
+    assert (given.routed.intermediate, given.shared.intermediate) == (40, 24)
+    assert given.swiglu_limit == 0.5
+    context = args.context
+    ring = [context.ring_x, context.ring_gate, context.ring_up]
+    ring += [context.shared_gate, context.shared_up]
+    assert ring == passes.addresses(call.ring) and context.ring_rows == plan.ring_rows
 
 
 def test_backward_of_saved_words(space):
@@ -137,15 +101,33 @@ def test_backward_of_saved_words(space):
     call = make_call(space, None, plan)
     schedule = cuda_passes.load_schedule(words, call.layer, plan, space)
     assert torch.equal(schedule.routes, routed_batch(CASE, torch.bfloat16).topk_idx.int())
-    assert schedule.routes.data_ptr() % 16 == 0  # with five experts, where the words end elsewhere
-    call = call._replace(schedule=schedule)
-    args = _C.CudaBackwardArgs()
-    call.fill(args)
-    cuda_passes.run_backward(call, args)
+    ready = call._replace(schedule=schedule).cuda_pass(space.engine, is_backward=True)
+    operands = BackwardOperands(
+        1, 0, (2, 3, 4), ((5, 6, 7), _C.FP32, True), ((8, 0, 9), _C.BF16, False)
+    )
+    inputs = passes.addresses(call.layer.tensors())
+    ring = call.ring_addresses()
+    cuda_passes.queue_backward(space.engine, ready, schedule, inputs, ring, operands)
     name, layer, args = space.engine.calls[-1]
     assert name == "backward" and layer.num_comm_sms == 4
     assert args.topk_idx == schedule.routes.data_ptr() and args.topk_idx_bytes == 4
     assert args.layer.shared.gate == call.layer.shared.gate.data_ptr()
+    assert (args.d_out, args.kept_macrobatches) == (1, 0)
+    assert (args.d_x, args.d_topk_weight, args.d_shared_scale) == (2, 3, 4)
+    for grads, expected in ((args.d_routed, operands.routed), (args.d_shared, operands.shared)):
+        assert ((grads.gate, grads.up, grads.down), grads.dtype, grads.accumulate) == expected
+
+
+def test_words_that_kernels_cannot_read_where_they_are(space):
+    plan = plan_of()
+    words = build(space, plan).words
+    moved = torch.empty(len(words) + 64, dtype=torch.int32)
+    begin = next(i for i in range(64) if moved[i:].data_ptr() % 256 == 16)
+    moved[begin : begin + len(words)] = words
+    layer = make_call(space, None, plan).layer
+    loaded = cuda_passes.load_schedule(moved[begin : begin + len(words)], layer, plan, space)
+    assert loaded.words.data_ptr() != moved[begin:].data_ptr()
+    assert torch.equal(loaded.words, words)
 
 
 def test_words_of_another_size_are_refused(space):
@@ -155,21 +137,22 @@ def test_words_of_another_size_are_refused(space):
     with pytest.raises(ValueError, match=f"schedule_words: expected {len(words)} words"):
         cuda_passes.load_schedule(words[1:], layer, plan, space)
     with pytest.raises(ValueError, match="a workspace of several ranks may not grow"):
-        grown = FakeWorkspace()
+        grown = make_space()
         grown.ep_size = 2
         cuda_passes.load_schedule(words, layer, plan, grown)
 
 
 def test_a_schedule_from_before_the_workspace_grew_is_refused(space):
     plan = plan_of()
-    schedule = dataclasses.replace(build(space, plan), max_tokens=32)
+    schedule = build(space, plan)
+    schedule = schedule._replace(sizes=schedule.sizes._replace(max_tokens=32))
     call = make_call(space, schedule, plan)
-    cuda_passes.run_forward(call, call.fill, call.layer.x)  # one rank: its own tokens count
-    space.ep_size = 2
+    run_forward(call, call.layer.x)  # one rank: its own tokens count
+    space.engine.ep_size = 2
     with pytest.raises(ValueError, match="built for at most 32 tokens of a rank, but by now"):
-        cuda_passes.run_forward(call, call.fill, call.layer.x)
+        run_forward(call, call.layer.x)
     with pytest.raises(ValueError, match="build it again"):
-        cuda_passes.run_backward(call, _C.CudaBackwardArgs())
+        call.cuda_pass(space.engine, is_backward=True)
 
 
 def test_what_the_kernels_wrote(space):
@@ -192,57 +175,141 @@ class FakeStream:
     """Logs what is queued on it."""
 
     def __init__(self, name, log):
-        self.cuda_stream, self.log = name, log
+        self.name, self.log = name, log
 
     def record_event(self):
-        return self.cuda_stream
+        return self.name
 
     def wait_event(self, event):
-        self.log.append((self.cuda_stream, "after", event))
+        self.log.append((self.name, "after", event))
 
 
 @pytest.fixture
-def engine(monkeypatch):
-    """A CudaEngine of one of two ranks with GPUs of their own; `current` is the current stream."""
-    log = []
-    streams = [FakeStream(1, log), FakeStream(2, log)]
-    memory = SimpleNamespace(record_stream=lambda stream: None)
-    made = object.__new__(cuda_engine.CudaEngine)
-    made.current, made.log = streams, log
-    made.device, made.memory = torch.device("cpu"), SimpleNamespace(error_scratch_bytes=8)
-    made.was_captured = made._poisoned = False
-    made._group = SimpleNamespace(shares_device=False)
-    made._heap, made._state, made._stream = [memory], memory, streams[0]
-    made._lock = threading.Lock()
-    made._engine = SimpleNamespace(
-        report_error=lambda args: log.append((args.stream, "error")),
-        forward=lambda layer, args: log.append((args.stream, "forward")),
+def engine():
+    """An engine of one of two ranks with GPUs of their own; the last call was on stream 1."""
+    made = HostEngine()
+    made.log, made.stream = [], 2
+    made._stream_object = lambda stream: FakeStream(stream, made.log)
+    made._heap = [SimpleNamespace(record_stream=lambda stream: None)]
+    made._state = made._heap[0]
+    made._engine.report_error = lambda args: made.log.append((args.stream, "error"))
+    made._engine.forward = lambda layer, args: made.log.append((args.stream, "forward"))
+    made._scratch = SimpleNamespace(
+        numel=lambda: 1 << 20, data_ptr=lambda: 256, record_stream=lambda stream: None
     )
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.current[-1])
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return made
+
+
+def forward(engine, scratch_bytes=8):
+    engine.forward(None, _C.CudaForwardArgs(), scratch_bytes)
 
 
 def test_a_report_follows_the_last_call_on_another_stream(engine):
     engine.report_error(_C.OP_SCHEDULE, 1, "text")
     assert engine.log == [(2, "after", 1), (2, "error")]
-    engine.current.reverse()
-    engine.forward(None, _C.CudaForwardArgs())
+    engine.stream = 1
+    forward(engine)
     assert engine.log[2:] == [(1, "after", 2), (1, "forward")]
+
+
+def test_the_place_of_an_error(engine):
+    """A rank that fails in a pass has promised its rows; one that fails before has not."""
+    reports = []
+    engine._engine.report_error = lambda args: reports.append((args.place, args.code))
+    engine.report_error(_C.OP_SCHEDULE, 3, "text")
+    engine.report_error(_C.OP_SCHEDULE, 3, "text", whole_call=True)
+    engine.report_error(_C.OP_FORWARD, 3, "text")
+    engine.report_error(_C.OP_BACKWARD, 3, "text")
+    places = [_C.CUDA_IN_SCHEDULE, _C.CUDA_IN_CALL, _C.CUDA_IN_PASS, _C.CUDA_IN_PASS]
+    assert reports == [(place, 3) for place in places]
+
+
+def request(tokens):
+    return workspaces._Request(CASE.hidden, CASE.topk, torch.bfloat16, tokens, 1.0, "cuda")
+
+
+def test_growth_raises_what_the_old_engine_found(space, monkeypatch):
+    """On every rank, and before anything is replaced."""
+    old, error = space.engine, ValueError("expert id of rank 0")
+    monkeypatch.setattr(workspaces, "CudaEngine", lambda *given: HostEngine(128))
+    old.finish = lambda: (_ for _ in ()).throw(error)
+    for answers, text in (
+        (lambda own, _: [own], "^expert id of rank 0"),
+        (lambda own, _: [own, TypeError("dtype")], "^expert id of rank 0"),
+    ):
+        space._group = SimpleNamespace(exchange=answers, size=1)
+        with pytest.raises(ValueError, match=text) as raised:
+            space._grow(request(128))
+        assert raised.value.is_shared and space.engine is old
+    old.finish = lambda: None
+    space._group = SimpleNamespace(exchange=lambda own, _: [own, TypeError("dtype")], size=2)
+    with pytest.raises(TypeError, match="rank 1: dtype"):
+        space._grow(request(128))
+    space._group = SimpleNamespace(exchange=lambda own, _: [own, own], size=2)
+    space._grow(request(128))
+    assert space.engine is not old and space.num_local_tokens == 128
+
+
+def test_graphs_keep_what_they_were_captured_with(space, monkeypatch):
+    """Through growth, and where an unusable workspace is replaced."""
+    monkeypatch.setattr(workspaces, "CudaEngine", lambda *given: HostEngine(128))
+    captured = space.engine
+    captured.was_captured, captured.finish = True, lambda: None
+    space._group = SimpleNamespace(exchange=lambda own, _: [own], size=1)
+    space._grow(request(128))
+    space.engine.was_captured = True
+    other = make_space()
+    other.keep_graphs_of(space)
+    assert other._captured_engines == [captured, space.engine]
+
+
+def test_what_makes_a_workspace_unusable(space):
+    engine = space.engine
+    engine._engine.check_usable = engine._engine.check_ranks = lambda: None
+    assert space.is_usable()
+    for name in ("check_usable", "check_ranks"):
+        # Of the class of the error of the rank that has left.
+        setattr(engine._engine, name, lambda: (_ for _ in ()).throw(MemoryError("rank 1 has left")))
+        assert not space.is_usable()
+        setattr(engine._engine, name, lambda: None)
 
 
 def test_calls_of_two_threads_are_queued_one_after_the_other(engine):
     second = threading.Thread(target=engine.report_error, args=(_C.OP_SCHEDULE, 1, "text"))
 
-    def forward(layer, args):
+    def queue(layer, args):
         second.start()
         second.join(0.05)  # it has to wait
         engine.log.append((args.stream, "forward"))
 
-    engine._engine.forward = forward
-    engine.forward(None, _C.CudaForwardArgs())
+    engine._engine.forward = queue
+    forward(engine)
     second.join()
     assert [what for _, what, *_ in engine.log] == ["after", "forward", "error"]
+
+
+def test_scratch_is_kept_and_grows(engine):
+    """Calls share it; what a graph was captured with outlives growth."""
+    engine._scratch = torch.empty(100, dtype=torch.uint8)
+    used = []
+    engine._engine.forward = lambda layer, args: used.append(args.scratch)
+    engine._stream = engine.stream
+    first = engine._scratch.data_ptr()
+    forward(engine, 100)
+    forward(engine, 7)
+    assert used == [first, first]
+    forward(engine, 1000)
+    grown = engine._scratch
+    assert grown.numel() == 1000 and used[-1] == grown.data_ptr() and not engine._kept_scratch
+    engine.capturing = True
+    forward(engine, 1000)  # the graph holds the address now
+    assert used[-1] == grown.data_ptr() and engine.was_captured
+    forward(engine, 5000)  # belongs to the graph
+    assert engine._scratch is grown
+    engine.capturing = False
+    forward(engine, 1001)
+    assert engine._kept_scratch == [grown] and engine._scratch.numel() == 2000
+    assert engine.info()["scratch_bytes"] >= 2000
 
 
 class _CallsBackward(torch.autograd.Function):
@@ -253,7 +320,7 @@ class _CallsBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.engine.backward(None, _C.CudaBackwardArgs())
+        ctx.engine.backward(None, _C.CudaBackwardArgs(), 8)
         return grad, None
 
 

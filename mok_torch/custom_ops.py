@@ -90,16 +90,11 @@ def moe_forward(
     swiglu_limit: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Schedule and forward. Returns out, the schedule's words, and the five tensors of a Ring."""
-    owner = _find_workspace(workspace, x, topk_idx)
     routed = (w_gate, w_up, w_down)
     shared = (shared_w_gate, shared_w_up, shared_w_down, shared_scale)
+    inputs = (x, topk_idx, topk_weight, *routed, *shared, workspace, plan, swiglu_limit)
+    owner, plan, limit, layer, routes = check_forward(inputs)
     with owner.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
-        plan = Plan(*plan)
-        _refuse_forward_mode("moe_forward", _INPUT_NAMES, (x, topk_weight, *routed, *shared))
-        limit = check_swiglu_limit(swiglu_limit)
-        layer = check_layer(x, topk_weight, routed, shared, owner)
-        routes = check_topk_idx(topk_idx, x.shape[:-1], owner)
-        owner.require_room("x", layer.num_tokens)
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
     schedule = passes.build_schedule(
@@ -107,6 +102,33 @@ def moe_forward(
     )
     passes.run_forward(LayerCall(owner, plan, schedule, layer, ring, limit), out)
     return out, passes.save_schedule(schedule, plan.schedule_words), *ring
+
+
+def check_forward(
+    inputs: Sequence,
+) -> tuple[Workspace, Plan, float, LayerTensors, Tensor]:
+    """All checks of a forward but those of the engine; inputs: of the operator.
+
+    Returns:
+      The workspace, with room for the tokens; the plan; 0 or the clamp of SwiGLU; the tensors; the
+      expert ids [T, K].
+    """
+    x, topk_idx, topk_weight, *others, workspace, plan, swiglu_limit = inputs
+    owner = _find_workspace(workspace, x, topk_idx)
+    with owner.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
+        _refuse_forward_mode("moe_forward", _INPUT_NAMES, (x, topk_weight, *others))
+        limit = check_swiglu_limit(swiglu_limit)
+        layer = check_layer(x, topk_weight, others[:3], others[3:], owner)
+        routes = check_topk_idx(topk_idx, x.shape[:-1], owner)
+        owner.require_room("x", layer.num_tokens)
+    return owner, Plan(*plan), limit, layer, routes
+
+
+def check_d_out(d_out: Tensor, x: Tensor):
+    """Checks the gradient of the output against x."""
+    require_tensor("d_out", d_out, x.device)
+    require_dtype("d_out", d_out, x.dtype, " (the dtype of x)")
+    require_shape("d_out", d_out, x.shape, "of x")
 
 
 @moe_forward.register_fake
@@ -172,9 +194,7 @@ def moe_backward(
         _refuse_forward_mode("moe_backward", ("d_out", *_INPUT_NAMES), inputs)
         limit = check_swiglu_limit(swiglu_limit)
         layer = check_layer(x, topk_weight, weights[:3], (*weights[3:], shared_scale), owner)
-        require_tensor("d_out", d_out, x.device)
-        require_dtype("d_out", d_out, x.dtype, " (the dtype of x)")
-        require_shape("d_out", d_out, x.shape, "of x")
+        check_d_out(d_out, x)
         owner.require_room("x", layer.num_tokens)
         d_tokens = dense(d_out.reshape(layer.x.shape))
         schedule = passes.load_schedule(schedule_words, layer, plan, owner)
@@ -184,11 +204,12 @@ def moe_backward(
         tokens = tokens_in_plan(owner, layer.num_tokens)
         capacity = capacity_rows(tokens, owner.topk, layer.num_local_experts)
         if passes.may_overwrite_ring(schedule, plan, capacity):
-            # Rows that autograd holds.
+            # Rows that autograd holds. (On GPUs only where a compiler calls the operator: moe_cuda
+            # needs no copy.)
             ring = ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())
         grads = _empty_grads(layer, weights, weight_needed)
     call = LayerCall(owner, plan, schedule, layer, ring, limit)
-    passes.run_backward(call, 1, d_tokens, grads)
+    passes.run_backward(call, d_tokens, 1, grads)
     d_weights = (*grads.routed[:3], *grads.shared[:3])
     d_scale = topk_weight.new_empty(0)
     if shared_scale is not None:

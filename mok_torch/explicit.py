@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mok_torch import _C, passes
+from mok_torch import _C, cuda_passes, explicit_cuda, passes
+from mok_torch.accepted_calls import exactly
 from mok_torch.checks import (
     EXPLICIT_NAMES,
     LayerTensors,
@@ -19,14 +20,17 @@ from mok_torch.checks import (
     check_swiglu_limit,
     check_topk_idx,
     dense,
+    require_aligned,
     require_contiguous,
     require_dtype,
     require_shape,
     require_tensor,
 )
 from mok_torch.config import MoKConfig
-from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
+from mok_torch.cuda_passes import CudaSchedule
+from mok_torch.passes import LayerCall, LayerGrads, WeightGrads
 from mok_torch.plan import Plan, capacity_rows, make_plan, tokens_in_plan
+from mok_torch.ring import DeviceRing, Ring, RingLayout, new_device_ring
 from mok_torch.workspace import Workspace, check_integer, require_workspace
 
 # Bounds what a mistyped num_local_experts can make the planning allocate.
@@ -54,6 +58,11 @@ class Schedule:
     def info(self):
         return self.engine.info()
 
+    @functools.cached_property
+    def key(self) -> tuple:
+        """All that the checks of a pass look at; of a GPU's schedule."""
+        return self.plan, self.place, self.capacity_rows, self.engine.sizes
+
     def tokens_per_expert(self) -> Tensor:
         """int64 [El]: routes of all ranks that lead to each expert of this rank.
 
@@ -73,13 +82,13 @@ class ForwardContext:
     """What a forward leaves for its backward; one per live forward.
 
     Attributes:
-      ring: the activations that are kept.
+      ring: the activations that are kept; on a GPU in one buffer, with the same attributes.
       kept_macrobatches: 1: the ring is what the forward left. 0: the backward has consumed it, or
         recompute_forward_context made it, and the next backward recomputes everything.
       swiglu_limit: the forward's; 0: none. The backward must be given the same.
     """
 
-    ring: Ring
+    ring: Ring | DeviceRing
     kept_macrobatches: int
     swiglu_limit: float = 0.0
 
@@ -115,6 +124,12 @@ def build_schedule(
       num_experts: see moe.
     """
     require_workspace(workspace)
+    settings = ("schedule", config, exactly(num_local_experts), exactly(num_experts))
+    place, known = explicit_cuda.find(workspace, settings, (top_experts,))
+    if known is not None:
+        plan, capacity, call = known
+        built = explicit_cuda.build_schedule(place, call, top_experts)
+        return Schedule(built, plan, workspace, capacity)
     with workspace.reporting_errors(_C.OP_SCHEDULE):
         config = _check_config(config)
         check_num_experts(num_experts)
@@ -133,8 +148,16 @@ def build_schedule(
             num_local_experts,
             device_type=workspace.device.type,
         )
-    engine = passes.build_schedule(workspace, plan, routes, num_local_experts, num_experts or 0)
+    experts = (num_local_experts, num_experts or 0)
     capacity = capacity_rows(tokens, workspace.topk, num_local_experts)
+    if place is not None:
+        engine, call = cuda_passes.build_schedule(workspace, plan, routes, *experts, False)
+        # Where num_experts is left open, several ranks have to meet every time.
+        if ep_size == 1 or num_experts is not None:
+            if call.sizes.max_tokens == place.engine.max_tokens:
+                place.accept((plan, capacity, call))
+    else:
+        engine = passes.build_schedule(workspace, plan, routes, *experts)
     return Schedule(engine, plan, workspace, capacity)
 
 
@@ -172,14 +195,37 @@ def forward(
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
+    settings = ("forward", config, exactly(swiglu_limit))
+    tensors = (x, router_weights, *routed, *shared)
+    place, call = _find_pass(settings, workspace, schedule, tensors)
+    if call is not None:
+        inputs, limit = place.key.addresses, call.swiglu_limit
+        out, ring = explicit_cuda.forward(place, call, schedule.engine, inputs, x)
+        return out, ForwardContext(ring, kept_macrobatches=1, swiglu_limit=limit)
     with workspace.reporting_errors(_C.OP_FORWARD), torch.no_grad():
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
-        ring = passes.new_ring(layer, schedule.plan.ring_rows)
-        out = x.new_empty(x.shape)
-    passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
+        if place is not None:
+            sizes = schedule.engine.sizes
+            call = cuda_passes.pass_call(place.engine, plan, sizes, layer, limit)
+        else:
+            ring = passes.new_ring(layer, schedule.plan.ring_rows)
+            out = x.new_empty(x.shape)
+    if place is not None:
+        place.accept(call)
+        inputs = passes.addresses(layer.tensors())
+        out, ring = explicit_cuda.forward(place, call, schedule.engine, inputs, x)
+    else:
+        passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
     return out, ForwardContext(ring, kept_macrobatches=1, swiglu_limit=limit)
+
+
+def _find_pass(settings: tuple, workspace: Workspace, schedule, tensors):
+    """explicit_cuda.find for a pass, whose schedule may be of any kind yet."""
+    if type(schedule) is not Schedule or type(schedule.engine) is not CudaSchedule:
+        return None, None
+    return explicit_cuda.find(workspace, (settings, schedule.key), tensors)
 
 
 def recompute_forward_context(
@@ -211,7 +257,12 @@ def recompute_forward_context(
         _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
-        ring = passes.new_ring(layer, schedule.plan.ring_rows)
+        if workspace.on_gpu:
+            shapes = passes.layer_ring_shapes(layer, schedule.plan.ring_rows)
+            stream = workspace.engine.current_stream()
+            ring = new_device_ring(RingLayout.of_shapes(shapes), layer.x, stream)
+        else:
+            ring = passes.new_ring(layer, schedule.plan.ring_rows)
     return ForwardContext(ring, kept_macrobatches=0, swiglu_limit=limit)
 
 
@@ -255,6 +306,18 @@ def backward(
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
+    settings = ("backward", config, exactly(swiglu_limit), weight_grad_dtype)
+    settings += (explicit_cuda.key_of_buffers(main_grads),)
+    ring = context.ring if type(context) is ForwardContext else None
+    buffer = ring.buffer if type(ring) is DeviceRing else None
+    tensors = (x, router_weights, *routed, *shared)
+    place, call = _find_pass(settings, workspace, schedule, (*tensors, d_output, buffer))
+    if call is not None and buffer is not None and _fits(context, call):
+        grads = _new_grads(tensors, weight_grad_dtype, main_grads)
+        operands = (d_output, _consume(context, schedule), grads)
+        inputs = place.key.addresses[: len(tensors)]
+        explicit_cuda.backward(place, call, schedule.engine, inputs, ring, operands)
+        return _results(grads)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
@@ -264,21 +327,44 @@ def backward(
         require_dtype("d_output", d_output, x.dtype, " (the dtype of x)")
         require_shape("d_output", d_output, x.shape, "of x")
         d_tokens = dense(d_output.reshape(layer.x.shape))
-        grads = _make_grads(layer, weight_grad_dtype, _check_main_grads(main_grads))
+        _check_main_grads(layer, weight_grad_dtype, main_grads)
+        grads = _new_grads(tensors, weight_grad_dtype, main_grads)
+        if buffer is not None:
+            sizes = schedule.engine.sizes
+            call = cuda_passes.pass_call(place.engine, plan, sizes, layer, limit, is_backward=True)
+    operands = (d_tokens, _consume(context, schedule), grads)
+    if buffer is not None:
+        place.accept(call)
+        inputs = passes.addresses(layer.tensors())
+        explicit_cuda.backward(place, call, schedule.engine, inputs, ring, operands)
+    else:
+        call = LayerCall(workspace, plan, schedule.engine, layer, ring, limit)
+        passes.run_backward(call, *operands)
+    return _results(grads)
+
+
+def _fits(context: ForwardContext, call: cuda_passes.PassCall) -> bool:
+    """Whether the checks would find nothing wrong with the context, beside its buffer."""
+    kept = context.kept_macrobatches
+    return (
+        context.ring.layout == call.layout
+        and type(kept) is int
+        and 0 <= kept <= 1
+        and context.swiglu_limit == call.swiglu_limit
+    )
+
+
+def _consume(context: ForwardContext, schedule: Schedule) -> int:
+    """The context's kept_macrobatches for the backward that comes now."""
     kept = context.kept_macrobatches
     if passes.may_overwrite_ring(schedule.engine, schedule.plan, schedule.capacity_rows):
         context.kept_macrobatches = 0  # the pass overwrites the ring, even one that fails
-    call = LayerCall(workspace, plan, schedule.engine, layer, context.ring, limit)
-    passes.run_backward(call, kept, d_tokens, grads)
-    results = (
-        grads.x.view(x.shape),
-        grads.topk_weight.view(router_weights.shape),
-        *grads.routed[:3],
-        *grads.shared[:3],
-    )
-    if shared_scale is None:
-        return results
-    return *results, grads.shared_scale.view(shared_scale.shape)
+    return kept
+
+
+def _results(grads: LayerGrads) -> tuple[Tensor | None, ...]:
+    results = (grads.x, grads.topk_weight, *grads.routed[:3], *grads.shared[:3])
+    return results if grads.shared_scale is None else (*results, grads.shared_scale)
 
 
 def _check_config(config: MoKConfig | None) -> MoKConfig:
@@ -314,11 +400,14 @@ def _check_call(x, router_weights, routed, shared, workspace, schedule) -> Layer
 def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limit: float):
     if not isinstance(context, ForwardContext):
         raise TypeError(f"context: expected a ForwardContext, got {type(context).__name__}")
-    if not isinstance(context.ring, Ring):
-        raise TypeError(f"context.ring: expected a Ring, got {type(context.ring).__name__}")
+    ring = context.ring
+    if isinstance(ring, DeviceRing):
+        ring = passes.check_buffer("context.ring.buffer", ring.buffer, layer, ring.layout)
+    if not isinstance(ring, Ring):
+        raise TypeError(f"context.ring: expected a Ring, got {type(ring).__name__}")
     check_integer("context.kept_macrobatches", context.kept_macrobatches, 0, 1)
     names = [f"context.ring.{name}" for name in Ring._fields]
-    passes.check_ring(names, context.ring, layer, schedule.plan.ring_rows)
+    passes.check_ring(names, ring, layer, schedule.plan.ring_rows)
     if context.swiglu_limit != swiglu_limit:
         raise ValueError(
             f"swiglu_limit: the forward of this context had {context.swiglu_limit or None}, "
@@ -326,12 +415,22 @@ def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limi
         )
 
 
-def _check_main_grads(main_grads: MainGrads | None) -> MainGrads:
-    if main_grads is not None and not isinstance(main_grads, MainGrads):
+def _check_main_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads | None):
+    dtypes = (None, torch.float32, layer.x.dtype)
+    if weight_grad_dtype not in dtypes:
+        raise TypeError(
+            f"weight_grad_dtype: expected torch.float32 or {layer.x.dtype}, got {weight_grad_dtype}"
+        )
+    if main_grads is None:
+        return
+    if not isinstance(main_grads, MainGrads):
         raise TypeError(
             f"main_grads: expected a MainGrads or None, got {type(main_grads).__name__}"
         )
-    return MainGrads() if main_grads is None else main_grads
+    weights = layer.tensors()[2:8]
+    _check_buffers(MainGrads._fields[:3], main_grads[:3], weights[:3])
+    _check_buffers(MainGrads._fields[3:], main_grads[3:], weights[3:])
+    _refuse_shared_memory(main_grads)
 
 
 def _refuse_shared_memory(main_grads: MainGrads):
@@ -346,33 +445,9 @@ def _refuse_shared_memory(main_grads: MainGrads):
             raise ValueError(f"main_grads.{other}: shares memory with main_grads.{name}")
 
 
-def _make_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads) -> LayerGrads:
-    dtype = layer.x.dtype if weight_grad_dtype is None else weight_grad_dtype
-    if dtype not in (torch.float32, layer.x.dtype):
-        raise TypeError(
-            f"weight_grad_dtype: expected torch.float32 or {layer.x.dtype}, got {dtype}"
-        )
-    shared = layer.shared
-    shared_weights = (None, None, None) if shared is None else shared[:3]
-    has_scale = shared is not None and shared.scale is not None
-    grads = LayerGrads(
-        x=layer.x.new_empty(layer.x.shape),
-        topk_weight=layer.topk_weight.new_empty(layer.topk_weight.shape),
-        shared_scale=layer.topk_weight.new_empty(layer.num_tokens) if has_scale else None,
-        routed=_weight_grads(
-            MainGrads._fields[:3], main_grads[:3], (layer.gate, layer.up, layer.down), dtype
-        ),
-        shared=_weight_grads(MainGrads._fields[3:], main_grads[3:], shared_weights, dtype),
-    )
-    _refuse_shared_memory(main_grads)
-    return grads
-
-
-def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
-    """The caller's buffers to add to, or new ones to write."""
-    given = [buffer is not None for buffer in buffers]
-    if not any(given):
-        return WeightGrads(*(w if w is None else passes.new_gradient(w, dtype) for w in weights))
+def _check_buffers(names, buffers, weights):
+    if all(buffer is None for buffer in buffers):
+        return
     for name, buffer, weight in zip(names, buffers, weights, strict=True):
         name = f"main_grads.{name}"
         if weight is None:
@@ -383,4 +458,25 @@ def _weight_grads(names, buffers, weights, dtype: torch.dtype) -> WeightGrads:
         require_dtype(name, buffer, buffers[0].dtype, f" (the dtype of main_grads.{names[0]})")
         require_shape(name, buffer, weight.shape, "of the weight")
         require_contiguous(name, buffer)
-    return WeightGrads(*buffers, accumulate=True)
+        require_aligned(name, buffer)
+
+
+def _new_grads(tensors, weight_grad_dtype, main_grads: MainGrads | None) -> LayerGrads:
+    """Outputs of a backward; tensors: as LayerTensors.tensors(), with any leading dimensions."""
+    x, router_weights, *weights, scale = tensors
+    dtype = x.dtype if weight_grad_dtype is None else weight_grad_dtype
+    buffers = MainGrads() if main_grads is None else main_grads
+    return LayerGrads(
+        x=x.new_empty(x.shape),
+        topk_weight=router_weights.new_empty(router_weights.shape),
+        shared_scale=None if scale is None else scale.new_empty(scale.shape),
+        routed=_weight_grads(buffers[:3], weights[:3], dtype),
+        shared=_weight_grads(buffers[3:], weights[3:], dtype),
+    )
+
+
+def _weight_grads(buffers, weights, dtype: torch.dtype) -> WeightGrads:
+    """The caller's buffers to add to, or new ones to write."""
+    if any(buffer is not None for buffer in buffers):
+        return WeightGrads(*buffers, accumulate=True)
+    return WeightGrads(*(w if w is None else passes.new_gradient(w, dtype) for w in weights))

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mok_torch import _C
+from mok_torch import _C, moe_cuda
+from mok_torch.accepted_calls import exactly
 from mok_torch.checks import (
     check_num_experts,
     check_swiglu_limit,
@@ -122,12 +123,30 @@ def moe(
     arguments = (x, topk_idx, topk_weight, w_gate, w_up, w_down)
     if torch.compiler.is_compiling():
         inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
-    else:
-        with _reporting_errors(workspace):
-            _check_types(arguments, shared, config, swiglu_limit)
-            check_num_experts(num_experts)
-            inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
-    return moe_forward(*inputs, swiglu_limit)[0]
+        return moe_forward(*inputs, swiglu_limit)[0]
+    is_direct = moe_cuda.applies(x)
+    key = None
+    if is_direct:
+        settings = ("moe", config, exactly(swiglu_limit), exactly(num_experts))
+        key, known = moe_cuda.find(arguments, shared, workspace, settings)
+        if known is not None:
+            return moe_cuda.run(known, _layer_tensors(arguments, shared))
+    with _reporting_errors(workspace):
+        _check_types(arguments, shared, config, swiglu_limit)
+        check_num_experts(num_experts)
+        inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
+    if not is_direct:
+        return moe_forward(*inputs, swiglu_limit)[0]
+    checked, layer = moe_cuda.check(inputs, swiglu_limit, key)
+    out = moe_cuda.run(checked, (inputs[0], *inputs[2:-2]))
+    del layer  # copies, if any, of what was not contiguous
+    return out
+
+
+def _layer_tensors(arguments, shared):
+    """As LayerTensors.tensors()."""
+    x, _, *others = arguments
+    return (x, *others, *((None,) * 4 if shared is None else (*shared, None)[:4]))
 
 
 def _operator_inputs(arguments, shared, workspace, config, num_experts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from mok_torch.checks import (
     MOE_NAMES,
     ArgumentNames,
     LayerTensors,
+    require_aligned,
     require_contiguous,
     require_dtype,
     require_shape,
@@ -21,33 +22,12 @@ from mok_torch.checks import (
 from mok_torch.dtypes import ENGINE_DTYPES
 from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.plan import Plan, engine_config
+from mok_torch.ring import DeviceRing, Ring, RingLayout, ring_shapes
 from mok_torch.workspace import Workspace
 
 
-class Ring(NamedTuple):
-    """What a forward leaves for its backward, in the dtype of x.
-
-    x [ring_rows, H], gate and up [ring_rows, I]: of macrobatch 0. shared_gate and shared_up
-    [T, Is]. Rows that hold no route are never read.
-    """
-
-    x: Tensor
-    gate: Tensor
-    up: Tensor
-    shared_gate: Tensor
-    shared_up: Tensor
-
-
-def ring_shapes(
-    hidden: int, ring_rows: int, num_tokens: int, intermediate: int, shared_intermediate: int
-) -> tuple[tuple[int, int], ...]:
-    """The shapes of a Ring's tensors; sizes may be symbolic."""
-    rows = (ring_rows, intermediate)
-    shared = (num_tokens, shared_intermediate)
-    return (ring_rows, hidden), rows, rows, shared, shared
-
-
-def _layer_ring_shapes(layer: LayerTensors, ring_rows: int) -> tuple[tuple[int, int], ...]:
+def layer_ring_shapes(layer: LayerTensors, ring_rows: int) -> tuple[tuple[int, int], ...]:
+    """The shapes of the layer's Ring."""
     return ring_shapes(
         layer.x.shape[1],
         ring_rows,
@@ -62,7 +42,7 @@ def check_ring(names: Sequence[str], ring: Ring, layer: LayerTensors, ring_rows:
 
     names: of the five tensors, for the error.
     """
-    shapes = _layer_ring_shapes(layer, ring_rows)
+    shapes = layer_ring_shapes(layer, ring_rows)
     for name, tensor, shape in zip(names, ring, shapes, strict=True):
         require_tensor(name, tensor, layer.x.device)
         require_dtype(name, tensor, layer.x.dtype, " (the dtype of x)")
@@ -70,9 +50,19 @@ def check_ring(names: Sequence[str], ring: Ring, layer: LayerTensors, ring_rows:
         require_contiguous(name, tensor)
 
 
+def check_buffer(name: str, buffer, layer: LayerTensors, layout: RingLayout) -> Ring:
+    """The tensors that a GPU's ring has in its buffer, if the engine may use it."""
+    require_tensor(name, buffer, layer.x.device)
+    require_dtype(name, buffer, layer.x.dtype, " (the dtype of x)")
+    require_shape(name, buffer, (layout.size,), "of the ring's layout")
+    require_contiguous(name, buffer)
+    require_aligned(name, buffer)
+    return Ring(*DeviceRing(buffer, layout, 0).views())
+
+
 def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:
     """A ring for this layer's forward, on a CPU filled with zeros."""
-    shapes = _layer_ring_shapes(layer, ring_rows)
+    shapes = layer_ring_shapes(layer, ring_rows)
     if layer.x.is_cuda:
         return Ring(*(layer.x.new_empty(shape) for shape in shapes))
     routes = layer.topk_weight.numel()
@@ -104,40 +94,16 @@ class LayerGrads(NamedTuple):
     shared: WeightGrads
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def addresses(tensors: Iterable[Tensor | None]) -> list[int]:
+    """0 for None."""
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
-def _set_weights(target, gate: Tensor, up: Tensor, down: Tensor):
-    target.gate, target.up, target.down = gate.data_ptr(), up.data_ptr(), down.data_ptr()
-    target.intermediate = gate.shape[-2]
-
-
-def _set_layer(target, layer: LayerTensors, swiglu_limit: float):
-    target.x = layer.x.data_ptr()
-    target.topk_weight = layer.topk_weight.data_ptr()
-    target.swiglu_limit = swiglu_limit
-    _set_weights(target.routed, layer.gate, layer.up, layer.down)
-    if layer.shared is not None:
-        _set_weights(target.shared, layer.shared.gate, layer.shared.up, layer.shared.down)
-        target.shared_scale = _address(layer.shared.scale)
-
-
-def _set_ring(target, ring: Ring):
-    target.ring_rows = ring.x.shape[0]
-    target.ring_x = ring.x.data_ptr()
-    target.ring_gate = ring.gate.data_ptr()
-    target.ring_up = ring.up.data_ptr()
-    if ring.shared_gate.shape[1]:
-        target.shared_gate = ring.shared_gate.data_ptr()
-        target.shared_up = ring.shared_up.data_ptr()
-
-
-def _set_grads(target, grads: WeightGrads):
-    given = [grad for grad in (grads.gate, grads.up, grads.down) if grad is not None]
-    target.gate, target.up, target.down = map(_address, (grads.gate, grads.up, grads.down))
-    target.dtype = ENGINE_DTYPES[given[0].dtype] if given else _C.FP32
-    target.accumulate = int(grads.accumulate)
+def _grads_struct(grads: WeightGrads) -> tuple[list[int], int, bool]:
+    """Addresses, the code of their dtype, whether they are added to."""
+    given = [grad for grad in grads[:3] if grad is not None]
+    dtype = ENGINE_DTYPES[given[0].dtype] if given else _C.FP32
+    return addresses(grads[:3]), dtype, grads.accumulate
 
 
 class LayerCall(NamedTuple):
@@ -154,10 +120,23 @@ class LayerCall(NamedTuple):
     ring: Ring
     swiglu_limit: float
 
+    def ring_addresses(self) -> list[int]:
+        """Of the five tensors, 0 where there is no shared expert."""
+        given = 5 if self.layer.shared is not None else 3
+        return [tensor.data_ptr() for tensor in self.ring[:given]] + [0] * (5 - given)
+
     def fill(self, args):
         """Sets what _C.ForwardArgs and _C.BackwardArgs have in common."""
-        _set_layer(args.layer, self.layer, self.swiglu_limit)
-        _set_ring(args.context, self.ring)
+        widths = (self.layer.intermediate, self.layer.shared_intermediate)
+        args.layer.set(addresses(self.layer.tensors()), *widths, self.swiglu_limit)
+        args.context.set(self.ring.x.shape[0], self.ring_addresses())
+
+    def cuda_pass(self, engine, is_backward: bool = False) -> cuda_passes.PassCall:
+        """Sizes of the pass on a GPU."""
+        sizes = self.schedule.sizes
+        return cuda_passes.pass_call(
+            engine, self.plan, sizes, self.layer, self.swiglu_limit, is_backward
+        )
 
     def engine_config(self, num_comm: int) -> _C.EngineConfig:
         return engine_config(self.plan, self.workspace.ranks_in_process, num_comm)
@@ -166,7 +145,7 @@ class LayerCall(NamedTuple):
 def run_forward(call: LayerCall, out: Tensor):
     """Writes the ring and out [T, H]. Collective."""
     if call.layer.x.is_cuda:
-        cuda_passes.run_forward(call, call.fill, out)
+        _run_cuda_forward(call, out)
         return
     args = _C.ForwardArgs()
     call.fill(args)
@@ -176,26 +155,53 @@ def run_forward(call: LayerCall, out: Tensor):
     _C.forward(call.workspace.engine, config, call.schedule, args)
 
 
-def run_backward(call: LayerCall, kept_macrobatches: int, d_out: Tensor, grads: LayerGrads):
+def run_backward(call: LayerCall, d_out: Tensor, kept_macrobatches: int, grads: LayerGrads):
     """Writes grads from d_out [T, H]. Collective.
 
     kept_macrobatches: 1 if the ring holds what the forward left, 0 if all is to be recomputed.
     """
-    on_gpu = call.layer.x.is_cuda
-    args = _C.CudaBackwardArgs() if on_gpu else _C.BackwardArgs()
+    if call.layer.x.is_cuda:
+        _run_cuda_backward(call, cuda_operands(d_out, kept_macrobatches, grads))
+        return
+    args = _C.BackwardArgs()
     call.fill(args)
     args.d_out = d_out.data_ptr()
     args.kept_macrobatches = kept_macrobatches
     args.d_x = grads.x.data_ptr()
     args.d_topk_weight = grads.topk_weight.data_ptr()
-    args.d_shared_scale = _address(grads.shared_scale)
-    _set_grads(args.d_routed, grads.routed)
-    _set_grads(args.d_shared, grads.shared)
-    if on_gpu:
-        cuda_passes.run_backward(call, args)
-        return
+    args.d_shared_scale = addresses(grads[2:3])[0]
+    args.d_routed.set(*_grads_struct(grads.routed))
+    args.d_shared.set(*_grads_struct(grads.shared))
     config = call.engine_config(call.plan.bwd_num_comm)
     _C.backward(call.workspace.engine, config, call.schedule, args)
+
+
+def _run_cuda_forward(call: LayerCall, out: Tensor):
+    with call.workspace.reporting_errors(_C.OP_FORWARD):
+        engine, schedule = call.workspace.engine, call.schedule
+        inputs, ring = addresses(call.layer.tensors()), call.ring_addresses()
+        cuda_passes.queue_forward(engine, call.cuda_pass(engine), schedule, inputs, ring, out)
+
+
+def _run_cuda_backward(call: LayerCall, operands: cuda_passes.BackwardOperands):
+    with call.workspace.reporting_errors(_C.OP_BACKWARD):
+        engine, schedule = call.workspace.engine, call.schedule
+        inputs, ring = addresses(call.layer.tensors()), call.ring_addresses()
+        ready = call.cuda_pass(engine, is_backward=True)
+        cuda_passes.queue_backward(engine, ready, schedule, inputs, ring, operands)
+
+
+def cuda_operands(
+    d_out: Tensor, kept_macrobatches: int, grads: LayerGrads
+) -> cuda_passes.BackwardOperands:
+    """Addresses of what a backward reads and writes beside the layer's tensors."""
+    return cuda_passes.BackwardOperands(
+        d_out.data_ptr(),
+        kept_macrobatches,
+        addresses(grads[:3]),
+        _grads_struct(grads.routed),
+        _grads_struct(grads.shared),
+    )
 
 
 def build_schedule(
@@ -214,7 +220,7 @@ def build_schedule(
     if topk_idx.is_cuda:
         return cuda_passes.build_schedule(
             workspace, plan, topk_idx, num_local_experts, num_experts, whole_call
-        )
+        )[0]
     config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
     return _C.Schedule.build(
         workspace.engine,

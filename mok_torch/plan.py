@@ -27,6 +27,7 @@ class Plan(NamedTuple):
       schedule_words: int32 words that hold the schedule.
       minibatch_rows: 0: the engine's heuristic.
       fwd_num_comm, bwd_num_comm: communication threads.
+      num_sms: SMs of a pass on a GPU; 0: all.
       num_threads: 0: torch.get_num_threads(), shared by the ranks of the process.
       num_experts: E as the caller states it; 0: not stated.
       isa: index into _C.ISA_NAMES, -1: the best.
@@ -38,6 +39,7 @@ class Plan(NamedTuple):
     minibatch_rows: int
     fwd_num_comm: int
     bwd_num_comm: int
+    num_sms: int
     num_threads: int
     num_experts: int
     isa: int
@@ -93,6 +95,7 @@ def make_plan(
         minibatch_rows=config.minibatch_size or 0,
         fwd_num_comm=config.fwd_num_comm_sms,
         bwd_num_comm=config.bwd_num_comm_sms,
+        num_sms=config.num_sms or 0,
         num_threads=config.num_threads or 0,
         num_experts=0 if num_experts is None else num_experts,
         isa=-1 if config.isa is None else _C.ISA_NAMES.index(config.isa),

@@ -17,7 +17,7 @@ import torch
 
 from mok_torch import _C
 from mok_torch.config import MoKConfig
-from mok_torch.cuda_engine import CudaEngine, cuda_device
+from mok_torch.cuda_engine import CudaEngine, cuda_device, is_capturing
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
 from mok_torch.errors import RankTimeoutError, as_shared_error
 from mok_torch.groups import SingleRank, as_group
@@ -106,6 +106,7 @@ class Workspace:
         """Collective. `request` is agreed."""
         self._group = group
         self.device = device
+        self.on_gpu = device.type == "cuda"
         self.rank: int = group.rank
         self.ep_size: int = group.size
         self.hidden_size = request.hidden_size
@@ -121,7 +122,7 @@ class Workspace:
 
     def _create_engine(self, request: _Request):
         self.timeout_seconds = request.timeout_seconds
-        if self.device.type == "cuda":
+        if self.on_gpu:
             self._keep_captured_engine()
             self.engine = CudaEngine(self._group, request, self.device)
         else:
@@ -139,6 +140,12 @@ class Workspace:
         """CUDA graphs hold addresses: what they were captured with outlives growth."""
         if self.engine is not None and self.engine.was_captured:
             self._captured_engines.append(self.engine)
+
+    def keep_graphs_of(self, replaced: Workspace):
+        """Keeps what graphs were captured with in a workspace whose place this one takes."""
+        if self.on_gpu:
+            replaced._keep_captured_engine()
+            self._captured_engines += replaced._captured_engines
 
     def __repr__(self):
         return (
@@ -184,7 +191,24 @@ class Workspace:
     def _grow(self, agreed: _Request):
         with self._growth_lock:
             if agreed.num_local_tokens > self.num_local_tokens:
+                if self.on_gpu:
+                    self._raise_what_was_found()
                 self._create_engine(agreed)
+
+    def _raise_what_was_found(self):
+        """Raises, on every rank, what kernels of the engine that is to be replaced found wrong."""
+        found = None
+        try:
+            self.engine.finish()
+        except Exception as error:  # the other ranks are waiting, whatever it is
+            found = error
+        shared = None if found is None else as_shared_error(found)[0]
+        for peer, other in enumerate(self._group.exchange(shared, self.timeout_seconds)):
+            if found is None and other is not None:
+                found = type(other)(f"rank {peer}: {other}")
+        if found is not None:
+            found.is_shared = True
+            raise found
 
     @contextlib.contextmanager
     def reporting_errors(self, operation: int, whole_call: bool = False):
@@ -195,26 +219,31 @@ class Workspace:
         try:
             yield
         except Exception as error:
-            # What came from another rank, or has been sent, is not sent again: nobody waits for it.
-            is_news = not isinstance(error, RankTimeoutError) and not hasattr(error, "is_shared")
-            if self.ep_size > 1 and is_news:
-                error.is_shared = True
-                shared, code = as_shared_error(error)
-                report = (operation, code, str(shared))
-                if self.device.type == "cuda":
-                    self.engine.report_error(*report, whole_call)
-                else:
-                    self.engine.report_error(*report)
+            self.report(error, operation, whole_call)
             raise
 
+    def report(self, error: Exception, operation: int, whole_call: bool = False):
+        """Sends the error of this rank to the ranks that enter `operation` meanwhile."""
+        # What came from another rank, or has been sent, is not sent again: nobody waits for it.
+        is_news = not isinstance(error, RankTimeoutError) and not hasattr(error, "is_shared")
+        if self.ep_size == 1 or not is_news:
+            return
+        error.is_shared = True
+        shared, code = as_shared_error(error)
+        if self.on_gpu:
+            self.engine.report_error(operation, code, str(shared), whole_call)
+        else:
+            self.engine.report_error(operation, code, str(shared))
+
     def is_usable(self) -> bool:
-        """False once a rank has not come to a call within the timeout."""
+        """False once a rank has not come to a call within the timeout, or has left for good."""
         try:
-            if self.device.type == "cuda":
+            if self.on_gpu:
                 self.engine.check_usable()
+                self.engine.check_ranks()
             else:
                 self.engine.check()
-        except RuntimeError:
+        except Exception:  # of the class of the rank's own error
             return False
         return True
 
@@ -225,9 +254,11 @@ class Workspace:
         found wrong with its inputs, an expert id out of range for example. Once: the workspace
         works on after that.
         """
-        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        if self.on_gpu and not is_capturing(self.device):
             self.engine.synchronize()
         self.engine.check()
+        if self.on_gpu:
+            self.engine.check_ranks()
 
     def input_buffer(self, num_tokens: int) -> torch.Tensor:
         """Where a call's x [num_tokens, H] may be written to save its copy to where peers read it.
@@ -237,7 +268,7 @@ class Workspace:
         """
         check_integer("num_tokens", num_tokens, 0, self.num_local_tokens)
         staged = None
-        if self.device.type == "cuda":
+        if self.on_gpu:
             staged = self.engine.staged_x(num_tokens, self.hidden_size)
         if staged is not None:
             return staged
@@ -320,7 +351,10 @@ def get_workspace(
         if agreed.has_cached:
             cache[key]._grow(agreed)
         else:
+            replaced = cache.get(key)
             cache[key] = Workspace(rank_group, agreed, checked_device)
+            if replaced is not None:
+                cache[key].keep_graphs_of(replaced)
         return cache[key]
 
 

@@ -37,6 +37,8 @@ def test_config_is_immutable_printable_and_hashable():
         ({"minibatch_size": 0}, ValueError, "minibatch_size: expected 1 to"),
         ({"minibatch_size": True}, TypeError, "minibatch_size: expected an int or None, got bool"),
         ({"macrobatch_size": -2}, ValueError, "macrobatch_size: expected 1 to"),
+        ({"num_sms": 0}, ValueError, "num_sms: expected 1 to"),
+        ({"num_sms": 8, "bwd_num_comm_sms": 8}, ValueError, "expected fewer than num_sms = 8"),
         ({"num_threads": 0}, ValueError, "num_threads: expected 1 to"),
         ({"isa": "sse"}, ValueError, "isa: expected None or one of"),
         ({"timeout_seconds": 0}, ValueError, "timeout_seconds: expected a finite number > 0"),

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -22,11 +23,13 @@ Status FromCuda(cudaError_t error, const char* what) {
   return Status(code, StrCat(what, ": ", cudaGetErrorString(error)));
 }
 
-// Restores the caller's current device.
+// Restores the caller's current device. It usually is the one: no call to the driver then.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int device) : status_(Switch(device, &previous_)) {}
-  ~DeviceGuard() { cudaSetDevice(previous_); }
+  explicit DeviceGuard(int device) : device_(device), status_(Switch(device, &previous_)) {}
+  ~DeviceGuard() {
+    if (previous_ != device_) cudaSetDevice(previous_);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
   const Status& status() const { return status_; }
@@ -34,12 +37,29 @@ class DeviceGuard {
  private:
   static Status Switch(int device, int* previous) {
     MOK_RETURN_IF_ERROR(FromCuda(cudaGetDevice(previous), "cudaGetDevice"));
+    if (*previous == device) return OkStatus();
     return FromCuda(cudaSetDevice(device), "cudaSetDevice");
   }
 
   int previous_ = 0;
+  int device_;
   Status status_;
 };
+
+// Lets the kernel have so much dynamic shared memory on the current device, once.
+Status AllowSharedMemory(const void* kernel, int device, size_t bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, size_t> allowed;
+  const std::lock_guard<std::mutex> lock(mutex);
+  size_t& known = allowed[{kernel, device}];
+  if (known >= bytes) return OkStatus();
+  MOK_RETURN_IF_ERROR(
+      FromCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes)),
+               "cudaFuncSetAttribute"));
+  known = bytes;
+  return OkStatus();
+}
 
 // Runs a call with the device current that owns the memory, whatever the caller's is. cudaMemset
 // needs that, and synchronising the default stream means this device's.
@@ -210,10 +230,7 @@ Status LaunchKernelAddress(const void* kernel, const LaunchConfig& config, const
                            size_t /*parameter_bytes*/) {
   DeviceGuard guard(config.device);
   MOK_RETURN_IF_ERROR(guard.status());
-  MOK_RETURN_IF_ERROR(
-      FromCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(config.shared_bytes)),
-               "cudaFuncSetAttribute"));
+  MOK_RETURN_IF_ERROR(AllowSharedMemory(kernel, config.device, config.shared_bytes));
   cudaLaunchConfig_t launch = {};
   launch.gridDim = dim3(config.grid.x, config.grid.y, config.grid.z);
   launch.blockDim = dim3(config.block.x, config.block.y, config.block.z);

@@ -123,6 +123,7 @@ void CudaRanks::MakeLayer(int index) {
   rank.layer.intermediate = static_cast<int32_t>(spec.intermediate);
   rank.layer.shared_intermediate = static_cast<int32_t>(spec.shared_intermediate);
   rank.layer.num_comm_sms = options_.num_comm_sms;
+  rank.layer.num_sms = options_.layer_num_sms;
   rank.layer.num_tokens = spec.tokens[index];
   rank.layer.minibatch_rows = options_.minibatch_rows;
   rank.layer.macrobatch_rows = options_.macrobatch_rows;
@@ -291,12 +292,12 @@ int32_t CudaRanks::Forward(int index, int32_t part) {
   return mok_cuda_forward(rank.workspace, &rank.layer, &rank.forward);
 }
 
-int32_t CudaRanks::ReportError(int index, int32_t code) {
+int32_t CudaRanks::ReportError(int index, int32_t code, int32_t place) {
   Rank& rank = ranks_[index];
   MokCudaErrorArgs args{};
   SetSize(args);
   args.code = code;
-  args.joins_forward = 1;
+  args.place = place;
   args.scratch = Allocate(rank.device, rank.memory.error_scratch_bytes, "error scratch");
   args.stream = rank.stream;
   return mok_cuda_report_error(rank.workspace, &args);

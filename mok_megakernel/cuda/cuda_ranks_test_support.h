@@ -13,6 +13,7 @@ struct CudaRanksOptions {
   bool own_devices = false;  // rank r on device r; else all on device 0, one after the other
   int32_t num_sms = 2;
   int32_t num_comm_sms = 0;
+  int32_t layer_num_sms = 0;  // SMs that calls occupy; 0: num_sms
   int64_t minibatch_rows = 0;
   int64_t macrobatch_rows = 0;
   int32_t id_bytes = 8;
@@ -43,8 +44,8 @@ class CudaRanks {
   int32_t BuildSchedule(int rank, int32_t part = MOK_CUDA_WHOLE);
   int32_t Forward(int rank, int32_t part = MOK_CUDA_WHOLE);
   int32_t Backward(int rank, int32_t part = MOK_CUDA_WHOLE);
-  // In place of both.
-  int32_t ReportError(int rank, int32_t code);
+  // In place of these.
+  int32_t ReportError(int rank, int32_t code, int32_t place = MOK_CUDA_IN_CALL);
 
   // Replaces the expert ids [T, K] of the whole batch.
   void SetIds(const std::vector<int64_t>& ids);

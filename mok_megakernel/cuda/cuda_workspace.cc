@@ -42,6 +42,14 @@ StatusOr<CudaWorkspace> CudaWorkspace::Create(const CudaWorkspaceShape& shape,
 }
 
 Status CudaWorkspace::CheckUsable() const {
+  MOK_RETURN_IF_ERROR(CheckWaits());
+  if (!has_left_) return OkStatus();
+  return FailedPreconditionError("rank ", shape_.rank,
+                                 " has left this workspace because of an error in a forward or "
+                                 "backward that other ranks took part in: make a new workspace");
+}
+
+Status CudaWorkspace::CheckWaits() const {
   const DeviceWaitRecord& schedule = records_->schedule_wait;
   if (schedule.state == 2 && schedule.task_kind == static_cast<int32_t>(ScheduleWait::kRank)) {
     return DeadlineExceededError("rank ", schedule.rank, " waited ", schedule.waited_ns / 1000000,
@@ -61,6 +69,23 @@ Status CudaWorkspace::Check() {
   const Status error = CheckScheduleErrorRecord(record);
   state.store(0, std::memory_order_release);  // the next one may be recorded
   return error;
+}
+
+Status CudaWorkspace::CheckRanks() const {
+  if (shape_.ep_size == 1) return OkStatus();
+  std::array<uint64_t, kNumMeetings * MOK_CUDA_MAX_RANKS> flags = {};
+  MOK_RETURN_IF_ERROR(runtime::CopyToHost(flags.data(),
+                                          heap_.At<void>(own_heap(), CudaHeapLayout::kFlags),
+                                          RankMeeting::FlagBytes(shape_.ep_size)));
+  for (int32_t rank = 0; rank < shape_.ep_size; ++rank) {
+    const uint64_t flag = flags[static_cast<size_t>(rank)];  // of the entry
+    if (flag < kLeftFlag || rank == shape_.rank) continue;
+    return Status(static_cast<StatusCode>(flag - kLeftFlag),
+                  StrCat("rank ", rank,
+                         " has left this workspace because of an error in a forward "
+                         "or backward: see its error, and make a new workspace"));
+  }
+  return OkStatus();
 }
 
 StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& plan,
@@ -102,24 +127,23 @@ Status CudaWorkspace::BuildSchedule(const MokCudaLayer& layer, const MokCudaSche
                         {plan.schedule_grid_blocks, shape_.device, args.stream});
 }
 
-Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
-  if (args.code <= MOK_OK || args.code > MOK_INTERNAL) {
-    return InvalidArgumentError("args.code: expected an error of MokStatusCode, got ", args.code);
-  }
-  MOK_RETURN_IF_ERROR(CheckUsable());
-  if (shape_.ep_size == 1) return OkStatus();
+Status CudaWorkspace::ReportInSchedule(const MokCudaErrorArgs& args, int32_t part) const {
   const MokCudaLayer layer = CudaErrorLayer();
   MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
   MokCudaScheduleArgs schedule = {};
   schedule.topk_idx_bytes = sizeof(int64_t);
+  schedule.part = part;
   schedule.schedule = args.scratch;
   schedule.scratch = static_cast<std::byte*>(args.scratch) +
                      RoundUp<int64_t>(plan.schedule.bytes(), MOK_CUDA_ALIGNMENT);
   MOK_ASSIGN_OR_RETURN(ScheduleParams params, MakeScheduleParams(plan, layer, schedule));
   params.layer.failure = static_cast<StatusCode>(args.code);
-  MOK_RETURN_IF_ERROR(LaunchSchedule(GetScheduleKernel(), params,
-                                     {plan.schedule_grid_blocks, shape_.device, args.stream}));
-  if (args.joins_forward == 0) return OkStatus();
+  return LaunchSchedule(GetScheduleKernel(), params,
+                        {plan.schedule_grid_blocks, shape_.device, args.stream});
+}
+
+Status CudaWorkspace::Join(int32_t left_code, void* stream) const {
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, CudaErrorLayer()));
   JoinPassParams join = {};
   join.meeting.rank = shape_.rank;
   join.meeting.num_ranks = shape_.ep_size;
@@ -128,7 +152,31 @@ Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
         heap_.At<uint64_t>(heap_of_rank_[static_cast<size_t>(rank)], CudaHeapLayout::kFlags);
   }
   join.state = plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses)).state;
-  return LaunchJoinPass(join, shape_.device, args.stream);
+  join.left_code = left_code;
+  return LaunchJoinPass(join, shape_.device, stream);
+}
+
+Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
+  if (args.code <= MOK_OK || args.code > MOK_INTERNAL) {
+    return InvalidArgumentError("args.code: expected an error of MokStatusCode, got ", args.code);
+  }
+  if (args.place < MOK_CUDA_IN_SCHEDULE || args.place > MOK_CUDA_IN_PASS) {
+    return InvalidArgumentError("args.place: expected 0 to 2, got ", args.place);
+  }
+  MOK_RETURN_IF_ERROR(CheckWaits());
+  if (shape_.ep_size == 1) return OkStatus();
+  if (args.place == MOK_CUDA_IN_PASS) {
+    if (has_left_) return OkStatus();  // nobody waits in a pass for a rank that has left
+    has_left_ = reported_ahead_ = true;
+    MOK_RETURN_IF_ERROR(Join(args.code, args.stream));
+    // The others meet this rank next in a schedule, whether or not its caller calls again: its word
+    // lies ready, and no kernel of this rank waits for theirs.
+    return ReportInSchedule(args, MOK_CUDA_STAGE);
+  }
+  MOK_RETURN_IF_ERROR(ReportInSchedule(args, reported_ahead_ ? MOK_CUDA_BUILD : MOK_CUDA_WHOLE));
+  reported_ahead_ = false;
+  if (args.place == MOK_CUDA_IN_SCHEDULE || has_left_) return OkStatus();
+  return Join(0, args.stream);
 }
 
 }  // namespace mok

@@ -20,10 +20,12 @@ class CudaWorkspace {
 
   const CudaWorkspaceShape& shape() const { return shape_; }
 
-  // The first wait that ran out of time, for ever.
+  // The first wait that ran out of time, or that this rank has left; for ever.
   Status CheckUsable() const;
   // The same, or else an error that a schedule kernel found, once.
   Status Check();
+  // Whether another rank has left for good. Waits for a copy.
+  Status CheckRanks() const;
 
   Status BuildSchedule(const MokCudaLayer& layer, const MokCudaScheduleArgs& args);
   Status Forward(const MokCudaLayer& layer, const MokCudaForwardArgs& args);
@@ -33,6 +35,9 @@ class CudaWorkspace {
  private:
   CudaWorkspace(const CudaWorkspaceShape& shape, void* const* heap_of_rank, void* state,
                 CudaRecords* records);
+
+  // Only what kernels waited for in vain.
+  Status CheckWaits() const;
 
   void* own_heap() const { return heap_of_rank_[static_cast<size_t>(shape_.rank)]; }
   StatusOr<ScheduleParams> MakeScheduleParams(const CudaLayerPlan& plan, const MokCudaLayer& layer,
@@ -45,7 +50,15 @@ class CudaWorkspace {
   BackwardArguments ArgumentsOfBackward(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                                         const MokCudaBackwardArgs& args) const;
 
+  // part: WHOLE, or first STAGE and in a later call BUILD.
+  Status ReportInSchedule(const MokCudaErrorArgs& args, int32_t part) const;
+  Status Join(int32_t left_code, void* stream) const;
+
   CudaWorkspaceShape shape_;
+  // This rank takes part in no call any more.
+  bool has_left_ = false;
+  // Its word for the next schedule of the others lies ready.
+  bool reported_ahead_ = false;
   CudaHeapLayout heap_;
   CudaStateLayout state_layout_;
   std::array<void*, MOK_CUDA_MAX_RANKS> heap_of_rank_ = {};

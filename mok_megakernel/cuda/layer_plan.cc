@@ -22,7 +22,7 @@ Status CheckWidth(const char* field, int32_t value, int32_t low) {
 
 Status CheckLayer(const CudaWorkspaceShape& workspace, const MokCudaLayer& layer) {
   MOK_RETURN_IF_ERROR(CheckRange("num_tokens", layer.num_tokens, 0, workspace.max_tokens));
-  MOK_RETURN_IF_ERROR(CheckRange("num_experts", layer.num_experts, 1, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("num_experts", layer.num_experts, 0, INT32_MAX));
   MOK_RETURN_IF_ERROR(CheckRange("num_local_experts", layer.num_local_experts, 0,
                                  std::min(layer.num_experts, kMaxScheduleExperts)));
   MOK_RETURN_IF_ERROR(CheckRange("first_expert", layer.first_expert, 0,
@@ -54,7 +54,7 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
   shape.intermediate = layer.intermediate;
   shape.shared_intermediate = layer.shared_intermediate;
   shape.topk = workspace.topk;
-  shape.num_experts = layer.num_experts;
+  shape.num_experts = std::max(layer.num_experts, 1);  // the heuristics divide by it
   shape.num_local_experts = layer.num_local_experts;
   shape.ep_size = workspace.ep_size;
   HopperDevice device;
@@ -70,8 +70,10 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
   MOK_ASSIGN_OR_RETURN(const ForwardConfig config, SelectForwardConfig(shape, device, options));
 
   shape.max_tokens = layer.num_tokens;
+  // Its blocks wait for each other too: no more than may be resident beside other kernels.
   const int grid = ScheduleGridBlocks(ep_size * workspace.max_tokens * workspace.topk,
-                                      workspace.num_sms, GetScheduleKernel().threads);
+                                      layer.num_sms > 0 ? layer.num_sms : workspace.num_sms,
+                                      GetScheduleKernel().threads);
   const PassMemoryLayout pass_memory(shape, config);
   const size_t kept_bytes = CudaStateLayout(workspace).pass_bytes();
   if (pass_memory.bytes() > kept_bytes) {

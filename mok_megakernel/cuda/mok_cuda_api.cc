@@ -146,6 +146,13 @@ int32_t mok_cuda_check(MokCudaWorkspace* workspace) {
   });
 }
 
+int32_t mok_cuda_check_ranks(const MokCudaWorkspace* workspace) {
+  return mok::GuardApi([&]() -> mok::Status {
+    if (workspace == nullptr) return mok::NullPointer("workspace");
+    return workspace->workspace.CheckRanks();
+  });
+}
+
 int32_t mok_cuda_check_usable(const MokCudaWorkspace* workspace) {
   return mok::GuardApi([&]() -> mok::Status {
     if (workspace == nullptr) return mok::NullPointer("workspace");

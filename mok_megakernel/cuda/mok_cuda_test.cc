@@ -96,6 +96,11 @@ TEST(MokCudaTest, SettingsChangeNoBit) {
   options.macrobatch_rows = -1;
   options.x_in_heap = true;
   EXPECT_EQ(RunOnce(data, options), expected) << "x in the heap";
+  options = {};
+  options.own_devices = true;
+  options.num_sms = 5;
+  options.layer_num_sms = 2;
+  EXPECT_EQ(RunOnce(data, options), expected) << "few SMs of many";
 }
 
 // What is queued again without the host, as a graph does it, takes the ids of the moment. Memory
@@ -135,6 +140,20 @@ TEST(MokCudaTest, NoTokensAndNoExperts) {
     CudaRanksOptions options;
     options.own_devices = own_devices;
     EXPECT_EQ(RunOnce(LayerData(spec), options).size(), 0);
+  }
+}
+
+// What is left is the shared expert.
+TEST(MokCudaTest, NoExpertsAnywhere) {
+  for (const std::vector<int64_t>& tokens : std::vector<std::vector<int64_t>>{{29}, {9, 20}}) {
+    LayerSpec spec = OneRank();
+    spec.tokens = tokens;
+    spec.experts.assign(tokens.size(), 0);
+    spec.route = [](int64_t, int) { return -1; };
+    const LayerData data(spec);
+    CudaRanksOptions options;
+    options.own_devices = true;
+    ExpectCorrect(data, RunOnce(data, options), StrCat(tokens.size(), " ranks"));
   }
 }
 
@@ -239,6 +258,68 @@ TEST(MokCudaTest, ARankReportsAnErrorToTheOthers) {
   }
 }
 
+// A rank that fails between a schedule and its pass leaves. The others do not wait for it, neither
+// in that pass nor later, and hear of it.
+TEST(MokCudaTest, ARankThatFailsInAPassLeaves) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {9, 20, 4};
+  spec.experts = {2, 1, 1};
+  const LayerData data(spec);
+  CudaRanksOptions options;
+  options.own_devices = true;
+  for (int failing = 0; failing < 3; ++failing) {
+    StartCase({1, 0.1});
+    CudaRanks ranks(data, options);
+    RunQueued(ranks);  // its rows are read again, though not used
+    ranks.QueueBackward();
+    EXPECT_EQ(runtime::Synchronize(), OkStatus());
+    const auto for_the_others = [&](auto call) {
+      for (int rank = 0; rank < 3; ++rank) {
+        if (rank == failing) continue;
+        EXPECT_EQ(call(rank), MOK_OK) << mok_last_error();
+      }
+    };
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.BuildSchedule(rank), MOK_OK);
+    for_the_others([&](int rank) { return mok_cuda_check_ranks(ranks.workspace(rank)); });
+    EXPECT_EQ(ranks.ReportError(failing, MOK_RESOURCE_EXHAUSTED, MOK_CUDA_IN_PASS), MOK_OK);
+    for_the_others([&](int rank) { return ranks.Forward(rank); });
+    for_the_others([&](int rank) { return ranks.Backward(rank); });
+    EXPECT_EQ(runtime::Synchronize(), OkStatus());
+    const std::string left = StrCat("rank ", failing,
+                                    " has left this workspace because of an error in a forward or "
+                                    "backward: see its error, and make a new workspace");
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == failing) continue;
+      EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK);  // it cannot know yet
+      EXPECT_EQ(mok_cuda_check_ranks(ranks.workspace(rank)), MOK_RESOURCE_EXHAUSTED);
+      EXPECT_EQ(mok_last_error(), left);
+    }
+    // Its word for the first schedule was given when it left.
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      EXPECT_EQ(ranks.BuildSchedule(failing), MOK_FAILED_PRECONDITION);
+      EXPECT_EQ(mok_last_error(), StrCat("rank ", failing,
+                                         " has left this workspace because of an error in a "
+                                         "forward or backward that other ranks took part in: make "
+                                         "a new workspace"));
+      for_the_others([&](int rank) { return ranks.BuildSchedule(rank); });
+      for_the_others([&](int rank) { return ranks.Forward(rank); });
+      if (repeat == 0) {
+        EXPECT_EQ(runtime::Synchronize(), OkStatus());  // none of its kernels waits
+      }
+      EXPECT_EQ(ranks.ReportError(failing, MOK_FAILED_PRECONDITION), MOK_OK) << mok_last_error();
+      EXPECT_EQ(runtime::Synchronize(), OkStatus());
+      for (int rank = 0; rank < 3; ++rank) {
+        if (rank == failing) continue;
+        EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)),
+                  repeat == 0 ? MOK_RESOURCE_EXHAUSTED : MOK_FAILED_PRECONDITION);
+      }
+    }
+    EXPECT_EQ(ranks.Forward(failing), MOK_FAILED_PRECONDITION);
+    EXPECT_EQ(ranks.ReportError(failing, MOK_INTERNAL, MOK_CUDA_IN_PASS), MOK_OK);
+    EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  }
+}
+
 TEST(MokCudaTest, ArgumentsThatAreWrongAreNamed) {
   const LayerData data(SmallLayer());
   StartCase({1, 0.1});
@@ -255,6 +336,10 @@ TEST(MokCudaTest, ArgumentsThatAreWrongAreNamed) {
          "layer.num_tokens: expected 0 to 20, got 21");
   expect([](Rank& rank) { rank.layer.intermediate = 12; }, MOK_INVALID_ARGUMENT,
          "layer.intermediate: expected a multiple of 8 that is at least 8, got 12");
+  expect([](Rank& rank) { rank.layer.num_sms = 3; }, MOK_INVALID_ARGUMENT,
+         "layer.num_sms: expected 0 to 2, got 3");
+  expect([](Rank& rank) { rank.layer.num_sms = rank.layer.num_comm_sms = 1; }, MOK_INVALID_ARGUMENT,
+         "layer.num_comm_sms: expected 0 to 0, got 1");
   expect([](Rank& rank) { rank.layer.first_expert = 3; }, MOK_INVALID_ARGUMENT,
          "layer.first_expert: expected 0 to 2, got 3");
   expect([](Rank& rank) { rank.forward.part = MOK_CUDA_BUILD; }, MOK_INVALID_ARGUMENT,
@@ -322,7 +407,7 @@ TEST(MokCudaTest, ScheduleWordsStayBelowTheirBound) {
         MokCudaLayer layer{};
         layer.struct_size = sizeof(layer);
         layer.num_local_experts = experts;
-        layer.num_experts = std::max(experts, 1);
+        layer.num_experts = experts;
         layer.intermediate = 8;
         layer.num_tokens = tokens;
         layer.macrobatch_rows = macrobatch;

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -78,13 +79,60 @@ void BindCudaSizes(py::module_& module) {
   module.attr("CUDA_BUILD") = static_cast<int32_t>(MOK_CUDA_BUILD);
   module.attr("CUDA_EXCHANGE") = static_cast<int32_t>(MOK_CUDA_EXCHANGE);
   module.attr("CUDA_REDUCE") = static_cast<int32_t>(MOK_CUDA_REDUCE);
+  module.attr("CUDA_IN_SCHEDULE") = static_cast<int32_t>(MOK_CUDA_IN_SCHEDULE);
+  module.attr("CUDA_IN_CALL") = static_cast<int32_t>(MOK_CUDA_IN_CALL);
+  module.attr("CUDA_IN_PASS") = static_cast<int32_t>(MOK_CUDA_IN_PASS);
+}
+
+// What a call is queued with: the same fields of each of its structs.
+template <class Args>
+void SetQueue(Args& args, uintptr_t scratch, uintptr_t stream, int32_t part) {
+  args.scratch = reinterpret_cast<void*>(scratch);
+  args.stream = reinterpret_cast<void*>(stream);
+  args.part = part;
+}
+
+template <class Args>
+void SetRouting(Args& args, uintptr_t topk_idx, int32_t topk_idx_bytes) {
+  args.topk_idx = reinterpret_cast<const void*>(topk_idx);
+  args.topk_idx_bytes = topk_idx_bytes;
+}
+
+void SetScheduleCall(MokCudaScheduleArgs& args, uintptr_t topk_idx, int32_t topk_idx_bytes,
+                     uintptr_t schedule) {
+  SetRouting(args, topk_idx, topk_idx_bytes);
+  args.schedule = reinterpret_cast<void*>(schedule);
+}
+
+void SetForwardCall(MokCudaForwardArgs& args, uintptr_t topk_idx, int32_t topk_idx_bytes,
+                    uintptr_t schedule, uintptr_t out) {
+  SetRouting(args, topk_idx, topk_idx_bytes);
+  args.schedule = reinterpret_cast<const void*>(schedule);
+  args.out = reinterpret_cast<void*>(out);
+}
+
+// outputs: d_x, d_topk_weight, d_shared_scale.
+void SetBackwardCall(MokCudaBackwardArgs& args, uintptr_t topk_idx, int32_t topk_idx_bytes,
+                     uintptr_t schedule, uintptr_t d_out, int32_t kept_macrobatches,
+                     const std::array<uintptr_t, 3>& outputs) {
+  SetRouting(args, topk_idx, topk_idx_bytes);
+  args.schedule = reinterpret_cast<const void*>(schedule);
+  args.d_out = reinterpret_cast<const void*>(d_out);
+  args.kept_macrobatches = kept_macrobatches;
+  args.d_x = reinterpret_cast<void*>(outputs[0]);
+  args.d_topk_weight = reinterpret_cast<float*>(outputs[1]);
+  args.d_shared_scale = reinterpret_cast<float*>(outputs[2]);
 }
 
 void BindCudaArgs(py::module_& module) {
   py::class_<MokCudaScheduleArgs> schedule(module, "CudaScheduleArgs");
   schedule.def(py::init(&MakeStruct<MokCudaScheduleArgs>))
       .def_readwrite("topk_idx_bytes", &MokCudaScheduleArgs::topk_idx_bytes)
-      .def_readwrite("part", &MokCudaScheduleArgs::part);
+      .def_readwrite("part", &MokCudaScheduleArgs::part)
+      .def("set_call", &SetScheduleCall, py::arg("topk_idx"), py::arg("topk_idx_bytes"),
+           py::arg("schedule"))
+      .def("set_queue", &SetQueue<MokCudaScheduleArgs>, py::arg("scratch"), py::arg("stream"),
+           py::arg("part"));
   DefAddress<&MokCudaScheduleArgs::topk_idx>(schedule, "topk_idx");
   DefAddress<&MokCudaScheduleArgs::schedule>(schedule, "schedule");
   DefAddress<&MokCudaScheduleArgs::scratch>(schedule, "scratch");
@@ -95,7 +143,11 @@ void BindCudaArgs(py::module_& module) {
       .def_readonly("layer", &MokCudaForwardArgs::layer)
       .def_readonly("context", &MokCudaForwardArgs::context)
       .def_readwrite("topk_idx_bytes", &MokCudaForwardArgs::topk_idx_bytes)
-      .def_readwrite("part", &MokCudaForwardArgs::part);
+      .def_readwrite("part", &MokCudaForwardArgs::part)
+      .def("set_call", &SetForwardCall, py::arg("topk_idx"), py::arg("topk_idx_bytes"),
+           py::arg("schedule"), py::arg("out"))
+      .def("set_queue", &SetQueue<MokCudaForwardArgs>, py::arg("scratch"), py::arg("stream"),
+           py::arg("part"));
   DefAddress<&MokCudaForwardArgs::topk_idx>(forward, "topk_idx");
   DefAddress<&MokCudaForwardArgs::schedule>(forward, "schedule");
   DefAddress<&MokCudaForwardArgs::scratch>(forward, "scratch");
@@ -112,7 +164,11 @@ void BindCudaBackward(py::module_& module) {
       .def_readonly("d_shared", &MokCudaBackwardArgs::d_shared)
       .def_readwrite("topk_idx_bytes", &MokCudaBackwardArgs::topk_idx_bytes)
       .def_readwrite("part", &MokCudaBackwardArgs::part)
-      .def_readwrite("kept_macrobatches", &MokCudaBackwardArgs::kept_macrobatches);
+      .def_readwrite("kept_macrobatches", &MokCudaBackwardArgs::kept_macrobatches)
+      .def("set_call", &SetBackwardCall, py::arg("topk_idx"), py::arg("topk_idx_bytes"),
+           py::arg("schedule"), py::arg("d_out"), py::arg("kept_macrobatches"), py::arg("outputs"))
+      .def("set_queue", &SetQueue<MokCudaBackwardArgs>, py::arg("scratch"), py::arg("stream"),
+           py::arg("part"));
   DefAddress<&MokCudaBackwardArgs::topk_idx>(backward, "topk_idx");
   DefAddress<&MokCudaBackwardArgs::schedule>(backward, "schedule");
   DefAddress<&MokCudaBackwardArgs::scratch>(backward, "scratch");
@@ -127,7 +183,7 @@ void BindCudaErrors(py::module_& module) {
   py::class_<MokCudaErrorArgs> error(module, "CudaErrorArgs");
   error.def(py::init(&MakeStruct<MokCudaErrorArgs>))
       .def_readwrite("code", &MokCudaErrorArgs::code)
-      .def_readwrite("joins_forward", &MokCudaErrorArgs::joins_forward);
+      .def_readwrite("place", &MokCudaErrorArgs::place);
   DefAddress<&MokCudaErrorArgs::scratch>(error, "scratch");
   DefAddress<&MokCudaErrorArgs::stream>(error, "stream");
 }
@@ -162,6 +218,10 @@ void BindCuda(py::module_& module) {
            py::arg("state"), py::arg("records"))
       .def("check",
            [](const CudaWorkspaceHandle& self) { RaiseIfError(mok_cuda_check(self.get())); })
+      .def("check_ranks",
+           [](const CudaWorkspaceHandle& self) {
+             CallWithoutGil([&] { return mok_cuda_check_ranks(self.get()); });
+           })
       .def("check_usable",
            [](const CudaWorkspaceHandle& self) { RaiseIfError(mok_cuda_check_usable(self.get())); })
       .def(

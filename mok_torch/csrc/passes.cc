@@ -1,5 +1,8 @@
 // Forward and backward: the C structs as Python objects whose pointer fields are addresses.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
 
 #include "mok_megakernel/mok.h"
 #include "mok_torch/csrc/handles.h"
@@ -9,6 +12,44 @@ namespace mok {
 namespace py = pybind11;
 
 namespace {
+
+template <class T>
+T* Pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Whole structs in one call each: an attribute costs a call's host time as much as a struct.
+// Addresses in the order of mok_torch.checks.LayerTensors.
+void SetLayer(MokLayer& layer, const std::array<uintptr_t, 9>& addresses, int32_t intermediate,
+              int32_t shared_intermediate, float swiglu_limit) {
+  layer.x = Pointer<const void>(addresses[0]);
+  layer.topk_weight = Pointer<const float>(addresses[1]);
+  layer.routed = {Pointer<const void>(addresses[2]), Pointer<const void>(addresses[3]),
+                  Pointer<const void>(addresses[4]), intermediate};
+  layer.shared = {Pointer<const void>(addresses[5]), Pointer<const void>(addresses[6]),
+                  Pointer<const void>(addresses[7]), shared_intermediate};
+  layer.shared_scale = Pointer<const float>(addresses[8]);
+  layer.swiglu_limit = swiglu_limit;
+}
+
+// Addresses in the order of mok_torch.passes.Ring.
+void SetContext(MokContext& context, int64_t ring_rows, const std::array<uintptr_t, 5>& addresses) {
+  context.ring_rows = ring_rows;
+  context.ring_x = Pointer<void>(addresses[0]);
+  context.ring_gate = Pointer<void>(addresses[1]);
+  context.ring_up = Pointer<void>(addresses[2]);
+  context.shared_gate = Pointer<void>(addresses[3]);
+  context.shared_up = Pointer<void>(addresses[4]);
+}
+
+void SetGrads(MokWeightGrads& grads, const std::array<uintptr_t, 3>& addresses, int32_t dtype,
+              bool accumulate) {
+  grads.gate = Pointer<void>(addresses[0]);
+  grads.up = Pointer<void>(addresses[1]);
+  grads.down = Pointer<void>(addresses[2]);
+  grads.dtype = dtype;
+  grads.accumulate = accumulate ? 1 : 0;
+}
 
 void BindTensors(py::module_& module) {
   py::class_<MokWeights> weights(module, "Weights");
@@ -24,6 +65,7 @@ void BindTensors(py::module_& module) {
   DefAddress<&MokContext::ring_up>(context, "ring_up");
   DefAddress<&MokContext::shared_gate>(context, "shared_gate");
   DefAddress<&MokContext::shared_up>(context, "shared_up");
+  context.def("set", &SetContext, py::arg("ring_rows"), py::arg("addresses"));
 
   py::class_<MokLayer> layer(module, "Layer");
   DefAddress<&MokLayer::x>(layer, "x");
@@ -31,14 +73,17 @@ void BindTensors(py::module_& module) {
   DefAddress<&MokLayer::shared_scale>(layer, "shared_scale");
   layer.def_readonly("routed", &MokLayer::routed)
       .def_readonly("shared", &MokLayer::shared)
-      .def_readwrite("swiglu_limit", &MokLayer::swiglu_limit);
+      .def_readwrite("swiglu_limit", &MokLayer::swiglu_limit)
+      .def("set", &SetLayer, py::arg("addresses"), py::arg("intermediate"),
+           py::arg("shared_intermediate"), py::arg("swiglu_limit"));
 
   py::class_<MokWeightGrads> grads(module, "WeightGrads");
   DefAddress<&MokWeightGrads::gate>(grads, "gate");
   DefAddress<&MokWeightGrads::up>(grads, "up");
   DefAddress<&MokWeightGrads::down>(grads, "down");
   grads.def_readwrite("dtype", &MokWeightGrads::dtype)
-      .def_readwrite("accumulate", &MokWeightGrads::accumulate);
+      .def_readwrite("accumulate", &MokWeightGrads::accumulate)
+      .def("set", &SetGrads, py::arg("addresses"), py::arg("dtype"), py::arg("accumulate"));
 }
 
 template <class Args>

@@ -29,7 +29,7 @@ DATA = {"emulator_reference.bin": "mok_core/emulator/tests/emulator_reference.bi
 
 # Folder of the bundle: patterns below the workspace root, kept with their paths.
 TREES = {
-    "tests": ["mok_torch/*_test.py", "mok_torch/*/*_test.py", "mok_torch/test_support.py"],
+    "tests": ["mok_torch/*_test.py", "mok_torch/*/*_test.py", "mok_torch/*test_support.py"],
     "benchmarks": [
         "benchmarks/__init__.py",
         *(f"benchmarks/{name}/*.py" for name in ("grouped_gemm", "layer", "transport")),
