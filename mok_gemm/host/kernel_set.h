@@ -27,8 +27,8 @@ struct KernelSet {
       .multiply = &MultiplyKernel<Simd, Units>::Run,
       .store = &StoreKernel<Simd>::Store,
       .store_transposed = &StoreKernel<Simd>::template StoreTransposed<Units>,
-      .swiglu_forward = &SwigluKernel<Simd, Element>::Forward,
-      .swiglu_backward = &SwigluKernel<Simd, Element>::Backward,
+      .swiglu_forward = &SwigluKernel<Simd, Units>::Forward,
+      .swiglu_backward = &SwigluKernel<Simd, Units>::Backward,
       .token_reduce = &StoreKernel<Simd>::TokenReduce,
   };
 };

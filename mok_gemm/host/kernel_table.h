@@ -53,17 +53,18 @@ struct Destination {
   bool accumulate = false;
 };
 
-// The broadcast operand times one panel: acc[r, j] = (c[r, j] or 0) + sum over units.
+// The broadcast operand times one panel or several: acc[r, j] = (c[r, j] or 0) + sum over units.
 struct MultiplyArguments {
   int64_t units;
   const void* rows;     // broadcast operand, first unit
   int64_t row_stride;   // bytes from one row to the next
   int64_t unit_stride;  // bytes from one unit to the next
   int num_rows;
-  float* panel;     // vector operand, first unit
-  int num_columns;  // 1 .. panel_columns
+  float* panel;          // vector operand, first unit of the first panel
+  int num_columns;       // of all panels, each but the last full
+  int64_t panel_stride;  // floats from one panel to the next
   PackArguments
-      to_pack;       // source null: the panel is packed; else the first rows pack it on the way
+      to_pack;       // source null: all is packed; else the first rows pack one panel on the way
   float* c;          // [num_rows, num_columns rounded up to lanes]
   int64_t c_stride;  // floats
   bool accumulate;   // start from c, not from zero
@@ -81,11 +82,14 @@ struct StoreArguments {
   Destination destination;
 };
 
-// The two products that the SwiGLU epilogue reads, transposed as MultiplyNt leaves them.
+// The two products that the SwiGLU epilogue reads, x Wg^T and x Wu^T: [rows, columns] or, if
+// transposed, [columns, rows] and then readable up to the next multiple of lanes in both
+// directions.
 struct GateUpAccumulators {
-  const float* gate;  // [columns, rows]: (x Wg^T)^T
-  const float* up;    // [columns, rows]: (x Wu^T)^T
-  int64_t stride;     // both dimensions are readable up to the next multiple of lanes
+  const float* gate;
+  const float* up;
+  int64_t stride;
+  bool transposed;
 };
 
 // The dhu that the SwiGLU backward epilogue reads.

@@ -174,7 +174,7 @@ struct RegisterBlock {
   }
 };
 
-// KernelTable::multiply: register blocks over all rows.
+// KernelTable::multiply: register blocks over all rows and panels.
 template <class Simd, class Units>
 struct MultiplyKernel {
   static constexpr int kGroupRows = Simd::kGroupRows;
@@ -184,27 +184,20 @@ struct MultiplyKernel {
     // Rows are dealt to groups evenly: 128 rows as 13, 13, .. 12 keep more accumulators busy than
     // 13, .. 13, 11 would.
     const int num_groups = (args.num_rows + kGroupRows - 1) / kGroupRows;
-    const int64_t steps_per_group = (args.units + kPrefetchUnits - 1) / kPrefetchUnits;
-    PrefetchCursor<Simd> prefetch(args.prefetch, num_groups * steps_per_group);
+    const int num_panels = (args.num_columns + kPanelColumns - 1) / kPanelColumns;
+    const int64_t steps_per_block = (args.units + kPrefetchUnits - 1) / kPrefetchUnits;
+    PrefetchCursor<Simd> prefetch(args.prefetch, num_groups * num_panels * steps_per_block);
     MultiplyArguments group = args;
     for (int first_row = 0, index = 0; index < num_groups; ++index) {
       group.num_rows = (args.num_rows - first_row) / (num_groups - index);
       group.rows = static_cast<const char*>(args.rows) + first_row * args.row_stride;
-      group.c = args.c + first_row * args.c_stride;
-      if (args.destination.data == nullptr) {
-        RunGroup<kGroupRows>(group, group.c, group.c_stride, prefetch);
-      } else {
-        // Finished values go out through a buffer of a few cache lines.
-        alignas(64) float finished[kGroupRows * kPanelColumns];
-        const StoreArguments store = {
-            .c = finished,
-            .c_stride = kPanelColumns,
-            .rows = group.num_rows,
-            .columns = args.num_columns,
-            .destination = StoreKernel<Simd>::From(args.destination, first_row, 0)};
-        FetchDestination(store);
-        RunGroup<kGroupRows>(group, finished, kPanelColumns, prefetch);
-        StoreKernel<Simd>::template StoreSums<Units>(store);
+      for (int panel = 0; panel < num_panels; ++panel) {
+        const int first_column = panel * kPanelColumns;
+        const int columns_left = args.num_columns - first_column;
+        group.panel = args.panel + panel * args.panel_stride;
+        group.num_columns = columns_left < kPanelColumns ? columns_left : kPanelColumns;
+        group.c = args.c + first_row * args.c_stride + first_column;
+        RunAndStore(group, first_row, first_column, prefetch);
       }
       group.to_pack.source = nullptr;
       first_row += group.num_rows;
@@ -212,6 +205,26 @@ struct MultiplyKernel {
   }
 
  private:
+  // One group of rows times one panel, which begin at (row, column) of the destination.
+  static void RunAndStore(const MultiplyArguments& group, int row, int column,
+                          PrefetchCursor<Simd>& prefetch) {
+    if (group.destination.data == nullptr) {
+      RunGroup<kGroupRows>(group, group.c, group.c_stride, prefetch);
+      return;
+    }
+    // Finished values go out through a buffer of a few cache lines.
+    alignas(64) float finished[kGroupRows * kPanelColumns];
+    const StoreArguments store = {
+        .c = finished,
+        .c_stride = kPanelColumns,
+        .rows = group.num_rows,
+        .columns = group.num_columns,
+        .destination = StoreKernel<Simd>::From(group.destination, row, column)};
+    FetchDestination(store);
+    RunGroup<kGroupRows>(group, finished, kPanelColumns, prefetch);
+    StoreKernel<Simd>::template StoreSums<Units>(store);
+  }
+
   // The lines that will be written come in while their values are computed.
   static void FetchDestination(const StoreArguments& store) {
     constexpr int kFloatsPerLine = 64 / sizeof(float);

@@ -34,8 +34,7 @@ struct Simd {
   // Loads and stores of the first n lanes (1 .. kLanes); the others load as zero.
   static Float Load(const float* from, int n) { return _mm512_maskz_loadu_ps(First(n), from); }
   static Float Load(const BFloat16* from, int n) {
-    const __m256i bits = _mm256_maskz_loadu_epi16(First(n), from);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    return Widen(_mm256_maskz_loadu_epi16(First(n), from));
   }
   // A masked store costs several plain ones.
   static void Store(float* to, Float x, int n) {
@@ -146,9 +145,27 @@ struct Simd {
   static void StoreNormalPair(BFloat16* to, Float first, Float second) {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
   }
+  // The same, and x becomes what was stored.
+  static void RoundAndStoreNormalPair(BFloat16* to, Float (&x)[2]) {
+    const auto bits = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[1], x[0]));
+    _mm512_storeu_si512(to, bits);
+    x[0] = Widen(_mm512_castsi512_si256(bits));
+    x[1] = Widen(_mm512_extracti64x4_epi64(bits, 1));
+  }
+  // Store of 2 * kLanes values.
+  static void StorePair(BFloat16* to, Float first, Float second) {
+    const __m512i upper_halves =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    _mm512_storeu_si512(
+        to, _mm512_permutex2var_epi16(RoundedBits(first), upper_halves, RoundedBits(second)));
+  }
 #endif
 
  private:
+  static Float Widen(__m256i bits) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
   // The upper half of each lane is its nearest bf16 value.
   static __m512i RoundedBits(Float x) {
     const __m512i bits = _mm512_castps_si512(x);

@@ -62,29 +62,20 @@ struct Silu {
   }
 };
 
-template <class Simd, class ElementType>
+template <class Simd, class Units>
 struct SwigluKernel {
-  using Element = ElementType;
+  using Element = typename Units::Element;
   using Float = typename Simd::Float;
   static constexpr int kLanes = Simd::kLanes;
 
-  // KernelTable::swiglu_forward, by way of strips in the L1 cache.
+  // KernelTable::swiglu_forward.
   static void Forward(const GateUpTile& tile, const GateUpAccumulators& acc) {
-    using Store = StoreKernel<Simd>;
-    constexpr int kStripColumns = Store::kStripColumns;
-    alignas(64) float gate[kLanes * kStripColumns], up[kLanes * kStripColumns];
+    constexpr int kStripColumns = StoreKernel<Simd>::kStripColumns;
     for (int row = 0; row < tile.rows; row += kLanes) {
       const int rows = tile.rows - row < kLanes ? tile.rows - row : kLanes;
       for (int column = 0; column < tile.columns; column += kStripColumns) {
         const int left = tile.columns - column;
-        const int columns = left < kStripColumns ? left : kStripColumns;
-        const int64_t from = column * acc.stride + row;
-        Store::TransposeStrip(acc.gate + from, acc.stride, columns, gate);
-        Store::TransposeStrip(acc.up + from, acc.stride, columns, up);
-        for (int i = 0; i < rows; ++i) {
-          const int64_t out = (row + i) * tile.out_stride + column;
-          ForwardRow(tile, out, gate + i * kStripColumns, up + i * kStripColumns, columns);
-        }
+        ForwardStrip(tile, acc, {row, column, left < kStripColumns ? left : kStripColumns}, rows);
       }
     }
   }
@@ -111,24 +102,64 @@ struct SwigluKernel {
           up(Simd::Max(Simd::Set(-limit), Simd::Min(Simd::Set(limit), u))) {}
   };
 
-  // A vector of n columns of a row.
+  // n columns of a row.
   struct Position {
     int row, column, n;
   };
 
+  // Up to kLanes rows of a strip of at.n columns, by way of the L1 cache where they are transposed.
+  static void ForwardStrip(const GateUpTile& tile, const GateUpAccumulators& acc,
+                           const Position& at, int rows) {
+    using Store = StoreKernel<Simd>;
+    alignas(64) float upright_gate[kLanes * Store::kStripColumns];
+    alignas(64) float upright_up[kLanes * Store::kStripColumns];
+    const float* gate = acc.gate + at.row * acc.stride + at.column;
+    const float* up = acc.up + at.row * acc.stride + at.column;
+    int64_t stride = acc.stride;
+    if (acc.transposed) {
+      const int64_t from = at.column * acc.stride + at.row;
+      Store::TransposeStrip(acc.gate + from, acc.stride, at.n, upright_gate);
+      Store::TransposeStrip(acc.up + from, acc.stride, at.n, upright_up);
+      gate = upright_gate;
+      up = upright_up;
+      stride = Store::kStripColumns;
+    }
+    for (int i = 0; i < rows; ++i) {
+      const int64_t out = (at.row + i) * tile.out_stride + at.column;
+      ForwardRow(tile, out, gate + i * stride, up + i * stride, at.n);
+    }
+  }
+
   // `columns` elements at offset `out` of the outputs.
   static void ForwardRow(const GateUpTile& tile, int64_t out, const float* gates, const float* ups,
                          int columns) {
+    auto* const gate_out = static_cast<Element*>(tile.gate) + out;
+    auto* const up_out = static_cast<Element*>(tile.up) + out;
+    auto* const hidden_out = static_cast<Element*>(tile.activation) + out;
+    if constexpr (Units::kSumsAreNormal) {
+      if (columns == 2 * kLanes) {
+        Float gate[2] = {Simd::LoadAll(gates), Simd::LoadAll(gates + kLanes)};
+        Float up[2] = {Simd::LoadAll(ups), Simd::LoadAll(ups + kLanes)};
+        Simd::RoundAndStoreNormalPair(gate_out, gate);
+        Simd::RoundAndStoreNormalPair(up_out, up);
+        Simd::StorePair(hidden_out, Hidden(gate[0], up[0], tile.swiglu_limit),
+                        Hidden(gate[1], up[1], tile.swiglu_limit));
+        return;
+      }
+    }
     for (int column = 0; column < columns; column += kLanes) {
       const int n = columns - column < kLanes ? columns - column : kLanes;
       const Float gate = Round(Simd::Load(gates + column, n));
       const Float up = Round(Simd::Load(ups + column, n));
-      const Clamped clamped(gate, up, tile.swiglu_limit);
-      const Float hidden = Simd::Multiply(Silu<Simd>(clamped.gate).value, clamped.up);
-      Simd::Store(static_cast<Element*>(tile.gate) + out + column, gate, n);
-      Simd::Store(static_cast<Element*>(tile.up) + out + column, up, n);
-      Simd::Store(static_cast<Element*>(tile.activation) + out + column, hidden, n);
+      Simd::Store(gate_out + column, gate, n);
+      Simd::Store(up_out + column, up, n);
+      Simd::Store(hidden_out + column, Hidden(gate, up, tile.swiglu_limit), n);
     }
+  }
+
+  static Float Hidden(Float gate, Float up, float limit) {
+    const Clamped clamped(gate, up, limit);
+    return Simd::Multiply(Silu<Simd>(clamped.gate).value, clamped.up);
   }
 
   static Float Round(Float x) {

@@ -19,7 +19,6 @@ constexpr int64_t kBlockUnits = 256;
 // Where an operand is K-major: its rows often lie a large power of two apart and then share few
 // sets of the L2 cache, which must hold a block from its prefetch to its use.
 constexpr int64_t kBlockUnitsKMajor = 128;
-constexpr int64_t kMaxPanelColumns = 32;
 
 // Packed rows, or packed units of all rows, are one cache line further apart than they are long, so
 // that they do not compete for the same cache sets.
@@ -27,16 +26,16 @@ constexpr int64_t kPadding = 16;
 constexpr int64_t kRowPitch = kBlockUnits + kPadding;
 constexpr int64_t kUnitPitch = TileProduct::kMaxTile + kPadding;
 
-// Fewer rows give an NT product too little work to hide the fetch behind, and the processor's own
-// prefetching follows the rows of b well; the short rows of the other products it does not.
-constexpr int kMinNtRowsToPrefetch = 48;
-
-// In the first K block of an NT product, rows are fetched this far ahead of the first ones: more
-// than any group of rows.
+// In an NT product rows are fetched this far ahead of the first ones: more than any group of rows.
 constexpr int kLeadRows = 16;
 
 // Up to this K, putting an NT product upright costs more than packing the larger operand.
 constexpr int64_t kMaxUprightDepth = 256;
+
+// Packing a panel costs as much as multiplying it by this many rows, and a panel of one vector,
+// whose multiplications wait for loads, as much as one of this many more columns.
+constexpr int kPackingRows = 8;
+constexpr int kHalfPanelColumns = 3;
 
 }  // namespace
 
@@ -56,7 +55,7 @@ float* Scratch::Take(int64_t count) {
 
 TileProduct::TileProduct(const KernelTable& kernels)
     : kernels_(kernels),
-      panel_(scratch_.Take(kMaxPanelColumns * kBlockUnits)),
+      panels_(scratch_.Take(kMaxNtRows * kBlockUnits)),
       rows_(scratch_.Take(std::max(kMaxTile * kRowPitch, kBlockUnitsKMajor * kUnitPitch))),
       transposed_(scratch_.Take(kMaxTile * kMaxNtRows)),
       accumulators_(scratch_.Take(kMaxTile * kMaxTile)) {}
@@ -147,14 +146,15 @@ PackArguments TileProduct::Columns(const Operand& operand, const DepthBlock& blo
           .packed = packed};
 }
 
-void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) const {
+void TileProduct::MultiplyPanels(const Rows& rows, const PanelTarget& target) const {
   MultiplyArguments multiply = {.units = 0,
                                 .rows = nullptr,
                                 .row_stride = 0,
                                 .unit_stride = rows.unit_stride,
                                 .num_rows = rows.count,
-                                .panel = panel_,
+                                .panel = panels_,
                                 .num_columns = target.num_columns,
+                                .panel_stride = kBlockUnits * kernels_.panel_columns,
                                 .to_pack = target.to_pack,
                                 .c = target.c,
                                 .c_stride = target.c_stride,
@@ -178,51 +178,97 @@ void TileProduct::MultiplyPanel(const Rows& rows, const PanelTarget& target) con
   }
 }
 
+// Rows come in a few groups ahead of those in use, of this operand and then of the next; behind
+// them, the next block of a.
+PrefetchList TileProduct::FetchNt(const Product& product, const DepthBlock& block,
+                                  const Operand* rights, int num_rights, int right) const {
+  const int64_t next = block.k + block.depth;
+  const bool last = right == num_rights - 1;
+  const int lead = std::min(kLeadRows, product.columns);
+  PrefetchList list;
+  if (kernels_.rows_are_units) {
+    list.ranges[0] = Range(rights[right], lead, block.k, product.columns - lead, block.depth);
+    list.ranges[1] = last ? Range(rights[0], 0, next, lead, block.next_depth)
+                          : Range(rights[right + 1], 0, block.k, lead, block.depth);
+  } else {  // this block has been read already, and packed
+    list.ranges[0] = Range(rights[right], 0, next, product.columns, block.next_depth);
+  }
+  const int begin = product.rows * right / num_rights;
+  const int end = product.rows * (right + 1) / num_rights;
+  list.ranges[2] = Range(product.a, begin, next, end - begin, block.next_depth);
+  if (last && block.next_depth == 0) {
+    std::copy_n(product.epilogue.ranges, PrefetchList::kSize - 3, list.ranges + 3);
+  }
+  return list;
+}
+
 // The rows of b are many and used once per tile, the rows of a are few: so b is the broadcast
-// operand, read where it lies, and only a is packed. The product comes out transposed.
+// operand, read where it lies, and only a is packed, all of a K block at once. The product comes
+// out transposed.
 void TileProduct::MultiplyNtInto(const Product& product, const Operand* rights, int num_rights) {
   ForEachDepthBlock(product.depth, kBlockUnits, [&](const DepthBlock& block) {
-    const int64_t next = block.k + block.depth;
-    Rows rows[2];
-    PrefetchList fetch[2];
-    for (int i = 0; i < num_rights; ++i) {
-      rows[i] = MakeRows({At(rights[i], 0, block.k), rights[i].stride}, product.columns,
-                         block.depth, rows_ + i * kSecond * kRowPitch);
-      if (product.rows < kMinNtRowsToPrefetch) continue;
-      fetch[i].ranges[0] = Range(rights[i], 0, next, product.columns, block.next_depth);
-    }
-    if (product.rows >= kMinNtRowsToPrefetch) {
-      fetch[0].ranges[1] = Range(product.a, 0, next, product.rows, block.next_depth);
-      if (block.next_depth == 0) fetch[num_rights - 1] = product.epilogue;
-    }
-    ForEachPanel(product.rows, [&](int first, int columns, const auto& share) {
+    ForEachPanel(product.rows, [&](int first, int columns, const auto&) {
       kernels_.pack_transposed({.source = At(product.a, first, block.k),
                                 .stride = product.a.stride,
                                 .depth = block.depth,
                                 .count = columns,
-                                .packed = panel_});
-      for (int i = 0; i < num_rights; ++i) {
-        PrefetchList list = share(fetch[i]);
-        if (block.k == 0 && first == 0) {
-          // Nobody has fetched the first block: its rows come in ahead of those in use.
-          list = {{Range(rights[i], kLeadRows, 0, std::max(0, product.columns - kLeadRows),
-                         block.depth)}};
-        }
-        MultiplyPanel(rows[i], {.num_columns = columns,
-                                .to_pack = {},
-                                .c = transposed_ + i * kSecond * kMaxNtRows + first,
-                                .c_stride = kMaxNtRows,
-                                .accumulate = block.k > 0,
-                                .destination = {},
-                                .prefetch = list});
-      }
+                                .packed = panels_ + first * kBlockUnits});
+    });
+    for (int i = 0; i < num_rights; ++i) {
+      const Rows rows = MakeRows({At(rights[i], 0, block.k), rights[i].stride}, product.columns,
+                                 block.depth, rows_);
+      MultiplyPanels(rows, {.num_columns = product.rows,
+                            .to_pack = {},
+                            .c = transposed_ + i * kSecond * kMaxNtRows,
+                            .c_stride = kMaxNtRows,
+                            .accumulate = block.k > 0,
+                            .destination = {},
+                            .prefetch = FetchNt(product, block, rights, num_rights, i)});
+    }
+  });
+}
+
+// The same bits with a as the broadcast operand: b, which is larger, has to be packed, but the
+// product comes out upright, and no column of a vector is multiplied for nothing.
+void TileProduct::MultiplyNtUpright(const Product& product, float* accumulators) {
+  ForEachDepthBlock(product.depth, kBlockUnits, [&](const DepthBlock& block) {
+    const Rows rows =
+        MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows, block.depth, rows_);
+    ForEachPanel(product.columns, [&](int first, int columns, const auto& share) {
+      kernels_.pack_transposed({.source = At(product.b, first, block.k),
+                                .stride = product.b.stride,
+                                .depth = block.depth,
+                                .count = columns,
+                                .packed = panels_});
+      // The next panel's rows, or the next block's first, and a share of the next block of a.
+      const int next = first + columns;
+      const int rest = std::min(kernels_.panel_columns, product.columns - next);
+      const int64_t next_k = block.k + block.depth;
+      PrefetchList list = share({{Range(product.a, 0, next_k, product.rows, block.next_depth)}});
+      list.ranges[1] =
+          rest > 0 ? Range(product.b, next, block.k, rest, block.depth)
+                   : Range(product.b, 0, next_k, std::min(kernels_.panel_columns, product.columns),
+                           block.next_depth);
+      MultiplyPanels(rows, {.num_columns = columns,
+                            .to_pack = {},
+                            .c = accumulators + first,
+                            .c_stride = kMaxTile,
+                            .accumulate = block.k > 0,
+                            .destination = Finish(product, block, first),
+                            .prefetch = list});
     });
   });
 }
 
+bool TileProduct::PrefersUpright(const Product& product) const {
+  const int vectors = CeilDiv(product.rows, kernels_.lanes);
+  const int columns = vectors * kernels_.lanes + vectors % 2 * kHalfPanelColumns;
+  return product.rows + kPackingRows < columns;
+}
+
 void TileProduct::MultiplyNt(const Product& product) {
-  if (product.depth <= kMaxUprightDepth) {
-    MultiplyNtUpright(product);
+  if (product.depth <= kMaxUprightDepth || PrefersUpright(product)) {
+    MultiplyNtUpright(product, accumulators_);
     return;
   }
   MultiplyNtInto(product, &product.b, 1);
@@ -233,32 +279,23 @@ void TileProduct::MultiplyNt(const Product& product) {
                              .destination = product.destination});
 }
 
-// The same bits with a as the broadcast operand: b, which is larger, has to be packed, but the
-// product comes out upright.
-void TileProduct::MultiplyNtUpright(const Product& product) {
-  ForEachDepthBlock(product.depth, kBlockUnits, [&](const DepthBlock& block) {
-    const Rows rows =
-        MakeRows({At(product.a, 0, block.k), product.a.stride}, product.rows, block.depth, rows_);
-    ForEachPanel(product.columns, [&](int first, int columns, const auto&) {
-      kernels_.pack_transposed({.source = At(product.b, first, block.k),
-                                .stride = product.b.stride,
-                                .depth = block.depth,
-                                .count = columns,
-                                .packed = panel_});
-      MultiplyPanel(rows, {.num_columns = columns,
-                           .to_pack = {},
-                           .c = accumulators_ + first,
-                           .c_stride = kMaxTile,
-                           .accumulate = block.k > 0,
-                           .destination = Finish(product, block, first),
-                           .prefetch = {}});
-    });
-  });
-}
-
-void TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
+GateUpAccumulators TileProduct::MultiplyNtTwice(const Product& product, const void* c) {
+  if (PrefersUpright(product)) {
+    Product second = product;
+    second.b.data = c;
+    MultiplyNtUpright(product, accumulators_);
+    MultiplyNtUpright(second, accumulators_ + kSecond);
+    return {.gate = accumulators_,
+            .up = accumulators_ + kSecond,
+            .stride = kMaxTile,
+            .transposed = false};
+  }
   const Operand rights[] = {product.b, {c, product.b.stride}};
   MultiplyNtInto(product, rights, 2);
+  return {.gate = transposed_,
+          .up = transposed_ + kSecond * kMaxNtRows,
+          .stride = kMaxNtRows,
+          .transposed = true};
 }
 
 void TileProduct::MultiplyNn(const Product& product) {
@@ -312,13 +349,13 @@ void TileProduct::MultiplyColumns(const Product& product, const DepthBlock& bloc
       list.ranges[PrefetchList::kSize - 1] =
           Range(product.b, 0, next, block.depth, std::min(columns, product.columns - next));
     }
-    MultiplyPanel(rows, {.num_columns = columns,
-                         .to_pack = Columns(product.b, block, first, columns, panel_),
-                         .c = accumulators_ + first,
-                         .c_stride = kMaxTile,
-                         .accumulate = product.accumulate || block.k > 0,
-                         .destination = Finish(product, block, first),
-                         .prefetch = list});
+    MultiplyPanels(rows, {.num_columns = columns,
+                          .to_pack = Columns(product.b, block, first, columns, panels_),
+                          .c = accumulators_ + first,
+                          .c_stride = kMaxTile,
+                          .accumulate = product.accumulate || block.k > 0,
+                          .destination = Finish(product, block, first),
+                          .prefetch = list});
   });
 }
 

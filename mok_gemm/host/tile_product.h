@@ -53,9 +53,6 @@ class TileProduct {
   // The accumulators of MultiplyNn and MultiplyTn, [rows, columns], rows kMaxTile floats apart: the
   // result of a product without destination. Writable: see Product::accumulate.
   float* accumulators() const { return accumulators_; }
-  // The two results of MultiplyNtTwice, [columns, rows], kMaxNtRows floats apart.
-  const float* transposed() const { return transposed_; }
-  const float* transposed_second() const { return transposed_ + kSecond * kMaxNtRows; }
 
   struct Product {
     Operand a;
@@ -72,9 +69,9 @@ class TileProduct {
   // a b^T for a [rows, depth], b [columns, depth]; rows <= kMaxNtRows. Needs a destination.
   void MultiplyNt(const Product& product);
 
-  // a b^T into transposed() and a c^T into transposed_second(), c of the shape and stride of b,
-  // columns <= kMaxTile / 2. No destination.
-  void MultiplyNtTwice(const Product& product, const void* c);
+  // a b^T and a c^T, c of the shape and stride of b, columns <= kMaxTile / 2. No destination; what
+  // is returned is good until the next product.
+  GateUpAccumulators MultiplyNtTwice(const Product& product, const void* c);
 
   // a b for a [rows, depth], b [depth, columns].
   void MultiplyNn(const Product& product);
@@ -102,7 +99,7 @@ class TileProduct {
       int64_t units = 0;
     } parts[2];
   };
-  // What a panel is multiplied into, and what to fetch meanwhile.
+  // What panels_ is multiplied into, and what to fetch meanwhile.
   struct PanelTarget {
     int num_columns;
     PackArguments to_pack;  // see MultiplyArguments
@@ -133,18 +130,24 @@ class TileProduct {
   // The K block of the columns [first, first + count) of a K-major operand, to be packed.
   PackArguments Columns(const Operand& operand, const DepthBlock& block, int first, int count,
                         float* packed) const;
+  // What to fetch while a K block of rights[right] is multiplied.
+  PrefetchList FetchNt(const Product& product, const DepthBlock& block, const Operand* rights,
+                       int num_rights, int right) const;
   // The NT products with num_rights right operands into transposed_.
   void MultiplyNtInto(const Product& product, const Operand* rights, int num_rights);
-  void MultiplyNtUpright(const Product& product);
+  // a b^T to the destination, or without one to `accumulators`, rows kMaxTile floats apart.
+  void MultiplyNtUpright(const Product& product, float* accumulators);
+  // Whether MultiplyNtUpright is the faster way for this number of rows.
+  bool PrefersUpright(const Product& product) const;
   // Multiplies `rows` with the columns of product.b, K-major, in the K block.
   void MultiplyColumns(const Product& product, const DepthBlock& block, const Rows& rows,
                        const PrefetchList& fetch) const;
-  // Multiplies `rows` with the panel.
-  void MultiplyPanel(const Rows& rows, const PanelTarget& target) const;
+  // Multiplies `rows` with panels_.
+  void MultiplyPanels(const Rows& rows, const PanelTarget& target) const;
 
   const KernelTable& kernels_;
   Scratch scratch_;
-  float* panel_;         // K block of 32 or fewer columns of the vector operand
+  float* panels_;        // K block of the vector operand: one panel, or all of kMaxNtRows columns
   float* rows_;          // K block of the broadcast operand, where it has to be packed
   float* transposed_;    // result of the NT products, [columns, kMaxNtRows]
   float* accumulators_;  // [kMaxTile, kMaxTile]

@@ -63,16 +63,15 @@ void TileWorker::GateUp(const GateUpTile& tile) {
   for (int i = 0; void* output : {tile.gate, tile.up, tile.activation}) {
     outputs.ranges[i++] = impl_->Touched(output, tile.out_stride, tile.rows, tile.columns);
   }
-  product.MultiplyNtTwice({.a = {tile.x, tile.x_stride},
-                           .b = {tile.w_gate, tile.w_stride},
-                           .rows = tile.rows,
-                           .columns = tile.columns,
-                           .depth = tile.hidden,
-                           .epilogue = outputs},
-                          tile.w_up);
-  product.kernels().swiglu_forward(tile, {.gate = product.transposed(),
-                                          .up = product.transposed_second(),
-                                          .stride = TileProduct::kMaxNtRows});
+  const GateUpAccumulators accumulators =
+      product.MultiplyNtTwice({.a = {tile.x, tile.x_stride},
+                               .b = {tile.w_gate, tile.w_stride},
+                               .rows = tile.rows,
+                               .columns = tile.columns,
+                               .depth = tile.hidden,
+                               .epilogue = outputs},
+                              tile.w_up);
+  product.kernels().swiglu_forward(tile, accumulators);
 }
 
 void TileWorker::Down(const DownTile& tile) {
