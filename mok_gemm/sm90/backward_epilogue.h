@@ -33,30 +33,51 @@ MOK_DEVICE Word4 TransposeColumns(const uint32_t (&words)[4]) {
   return QuadTranspose(words);
 }
 
+// Moves the accumulators of all columns but the first 64 down by 64 columns: a loop whose body
+// works on the first registers, which have to be indexed by constants, reaches all of them.
+template <int kRegisters>
+MOK_DEVICE void NextColumns(float (&accumulator)[kRegisters]) {
+  constexpr int kStep = 64 / 2;
+  MOK_UNROLL
+  for (int i = 0; i + kStep < kRegisters; ++i) accumulator[i] = accumulator[i + kStep];
+}
+
 MOK_DEVICE Word4 LoadColumns(const BFloat16* matrix, int64_t offset) {
   return LoadVector(reinterpret_cast<const Word4*>(matrix + offset));
 }
 
-// Rounds kN columns to bf16 and stores them; kStreams: nobody reads them soon.
+// Rounds kN columns to bf16 and stores them; kStreams: nobody reads them soon. All exchanges
+// between lanes of 64 columns come before their stores, so that latencies overlap, and a row's
+// address is computed once, so that a store is one predicated instruction.
 template <class Config, int kN, bool kStreams>
 MOK_DEVICE void StoreRounded(const ProductTile& tile, BFloat16* matrix, int64_t stride,
                              const float (&accumulator)[kN / 2]) {
+  constexpr int kBatch = 2;  // groups of 32 columns
   const StorePlace place(ThreadIndexReadHere());
   const ValidProduct<Config> valid(tile);
-  BFloat16* out = matrix + place.row * stride + place.column;
+  BFloat16* const row = matrix + place.row * stride + place.column;
+  BFloat16* const rows[2] = {row, row + 8 * stride};
+  // Valid columns from the thread's first one on.
+  const int columns = valid.columns - place.column;
+  const int columns_of[2] = {place.row < valid.rows ? columns : 0,
+                             place.row + 8 < valid.rows ? columns : 0};
   MOK_UNROLL
-  for (int group = 0; group < kN / 32; ++group) {
+  for (int first = 0; first < kN / 32; first += kBatch) {
+    Word4 values[kBatch][2];
     MOK_UNROLL
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 2 * kBatch; ++i) {
       uint32_t words[4];
-      PackColumns(accumulator, 16 * group, half, words);
-      const Word4 value = TransposeColumns<Config>(words);
-      if (!valid.Contains(place.row + 8 * half, place.column + 32 * group)) continue;
-      const int64_t offset = 8 * half * stride + 32 * group;
+      PackColumns(accumulator, 16 * (first + i / 2), i % 2, words);
+      values[i / 2][i % 2] = TransposeColumns<Config>(words);
+    }
+    MOK_UNROLL
+    for (int i = 0; i < 2 * kBatch; ++i) {
+      const int offset = 32 * (first + i / 2), half = i % 2;
+      if (offset >= columns_of[half]) continue;
       if constexpr (kStreams) {
-        StoreStreaming8(out, offset, value);
+        StoreStreaming8(rows[half], offset, values[i / 2][half]);
       } else {
-        Store8(out, offset, value);
+        Store8(rows[half], offset, values[i / 2][half]);
       }
     }
   }

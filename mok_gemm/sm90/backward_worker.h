@@ -206,7 +206,7 @@ class BackwardConsumer : public GemmConsumer<Config> {
     this->template Accumulate<kN, RowOperands>(task.product.num_ranges * task.product.k_blocks,
                                                wait, accumulator);
     if (is_down_grad) {
-      EpilogueDownGrad<kN>(task, rows, wait, accumulator);
+      EpilogueDownGrad(task, rows, wait, accumulator);
     } else {
       EpilogueInputGrad<Config, kN>(task, accumulator);
     }
@@ -242,6 +242,11 @@ class BackwardConsumer : public GemmConsumer<Config> {
     const int boxes_b = kBug == BackwardBug::kOnlyPaddingOfA
                             ? 0
                             : tile.b_halves * Config::kHalfN / gemm_internal::kBoxColumns;
+    // The pipeline orders these stores behind what other consumers did to the stage before, but by
+    // way of a lane that releases it for its warp, and compute-sanitizer's racecheck does not
+    // follow an order that goes through bar.warp.sync and then an mbarrier. Once a tile it costs
+    // nothing.
+    SyncConsumers(warpgroups);
     for (int word = first + static_cast<int>(ThreadIndexReadHere()); word < kEnd; word += threads) {
       for (int i = 0; i < warpgroups; ++i) {
         reinterpret_cast<Word4*>(stages_->a[stage] + i * kBoxBytes)[word] = {0, 0, 0, 0};
@@ -251,7 +256,11 @@ class BackwardConsumer : public GemmConsumer<Config> {
       }
     }
     if (kBug != BackwardBug::kNoFenceAfterClearing) FenceProxyAsyncShared();
-    if (kBug == BackwardBug::kNoBarrierAfterClearing) return;
+    if (kBug != BackwardBug::kNoBarrierAfterClearing) SyncConsumers(warpgroups);
+  }
+
+  // All threads of the warpgroups that work on a tile.
+  static MOK_DEVICE void SyncConsumers(int warpgroups) {
     if (warpgroups == 1 && kBug != BackwardBug::kOneBarrierForAllTiles) {
       NamedBarrierSync(kShortPaddingBarrier, 128);
     } else {
@@ -306,11 +315,11 @@ class BackwardConsumer : public GemmConsumer<Config> {
             stage * Config::kBBytes + warpgroup};
   }
 
-  // The SwiGLU backward of the accumulators of 64 columns, in place of g and u.
+  // The SwiGLU backward of the first 64 columns of the accumulators, in place of g and u.
   template <int kRegisters>
   static MOK_DEVICE void SwiGluGroup(const ExchangeBoxes& boxes,
-                                     const float (&accumulator)[kRegisters], int first,
-                                     const RowWeights& rows, float limit, float (&partial)[2]) {
+                                     const float (&accumulator)[kRegisters], const RowWeights& rows,
+                                     float limit, float (&partial)[2]) {
     // Word (row, 4 j + lane % 4) of a fragment: no bank conflicts, since the lines of the 8 rows
     // that a warp accesses at once are swizzled differently.
     const uint32_t thread = ThreadIndexReadHere() % 128, lane = thread % 32;
@@ -332,8 +341,8 @@ class BackwardConsumer : public GemmConsumer<Config> {
       }
       MOK_UNROLL
       for (int j = 0; j < kWords; ++j) {
-        const float low = accumulator[first + 4 * j + 2 * half];
-        const float high = accumulator[first + 4 * j + 2 * half + 1];
+        const float low = accumulator[4 * j + 2 * half];
+        const float high = accumulator[4 * j + 2 * half + 1];
         const SwiGluGradient even =
             SwiGluBackward(LowBFloat16(gate[j]), LowBFloat16(up[j]), Multiply(weight, low), limit);
         const SwiGluGradient odd = SwiGluBackward(HighBFloat16(gate[j]), HighBFloat16(up[j]),
@@ -355,49 +364,73 @@ class BackwardConsumer : public GemmConsumer<Config> {
     }
   }
 
-  // From the warp's 16 rows of the boxes to global memory, whole lines of 64 columns.
-  static MOK_DEVICE void CopyOut(const BackwardTask& task, const ExchangeBoxes& boxes, int group) {
+  // A thread's part of its warp's 16 rows of the boxes, in whole lines of 64 columns.
+  struct BoxLines {
+    static constexpr int kRows = 4;
+    Word4 gate[kRows], up[kRows], hidden[kRows];
+  };
+  static MOK_DEVICE uint32_t LineRow(uint32_t thread) { return thread / 32 * 16 + thread % 32 / 8; }
+
+  static MOK_DEVICE BoxLines LoadLines(const ExchangeBoxes& boxes) {
+    const uint32_t thread = ThreadIndexReadHere(), lane = thread % 32;
+    const uint32_t place = LineRow(thread % 128) * kLine + (lane % 8 ^ lane / 8) * kChunk;
+    BoxLines lines;
+    MOK_UNROLL
+    for (int i = 0; i < BoxLines::kRows; ++i) {
+      const uint32_t swizzle = i % 2 * 4 * kChunk, down = i * 4 * kLine;
+      lines.gate[i] = boxes.template Gate<Word4>(place, swizzle, down);
+      lines.up[i] = boxes.template Up<Word4>(place, swizzle, down);
+      lines.hidden[i] = boxes.template Hidden<Word4>(place, swizzle, down);
+    }
+    return lines;
+  }
+
+  static MOK_DEVICE void StoreLines(const BackwardTask& task, const BoxLines& lines, int group) {
     using namespace gemm_internal;
     const DownGradEpilogue epilogue = task.down_grad;
     const ValidProduct<Config> valid(task.product);
-    const int thread = static_cast<int>(ThreadIndexReadHere()), lane = thread % 32;
-    const int first_row = thread / 32 * 16 + lane / 8, column = group * kBoxColumns + lane % 8 * 8;
-    const uint32_t place = first_row % Config::kWarpgroupM * kLine + (lane % 8 ^ lane / 8) * kChunk;
+    const uint32_t thread = ThreadIndexReadHere();
+    const auto first_row = static_cast<int>(LineRow(thread));
+    const int column = group * kBoxColumns + static_cast<int>(thread % 8) * 8;
+    const int rows = column < valid.columns ? valid.rows - first_row : 0;
+    const int64_t step = 4 * epilogue.stride, from = first_row * epilogue.stride + column;
+    BFloat16* gate = epilogue.d_gate + from;
+    BFloat16* up = epilogue.d_up + from;
+    BFloat16* hidden = epilogue.weighted_h + from;
     MOK_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (!valid.Contains(first_row + 4 * i, column)) continue;
-      const uint32_t swizzle = i % 2 * 4 * kChunk, down = i * 4 * kLine;
-      const int64_t to = (first_row + 4 * i) * epilogue.stride + column;
-      Store8(epilogue.d_gate, to, boxes.template Gate<Word4>(place, swizzle, down));
-      Store8(epilogue.d_up, to, boxes.template Up<Word4>(place, swizzle, down));
-      Store8(epilogue.weighted_h, to, boxes.template Hidden<Word4>(place, swizzle, down));
+    for (int i = 0; i < BoxLines::kRows; ++i, gate += step, up += step, hidden += step) {
+      if (4 * i < rows) Store8(gate, 0, lines.gate[i]);
+      if (4 * i < rows) Store8(up, 0, lines.up[i]);
+      if (4 * i < rows) Store8(hidden, 0, lines.hidden[i]);
     }
   }
 
   // dg, du, w * h and the tile's share of the router gradient. A row's share is summed per thread
-  // over its columns ascending, then over the lanes of the quad as a tree.
-  template <int kN, class Waiter>
+  // over its columns ascending, then over the lanes of the quad as a tree. Changes the accumulator:
+  // columns move down to the first registers, so that one loop body serves all of them. Unrolled,
+  // it would be 76 KB of instructions that run once a tile, from L2.
+  template <class Waiter, int kRegisters>
   MOK_DEVICE void EpilogueDownGrad(const BackwardTask& task, const RowWeights& rows,
-                                   const Waiter& wait, const float (&accumulator)[kN / 2]) {
-    const DownGradEpilogue& epilogue = task.down_grad;
-    const int stages = gemm_internal::ActivationStages(task.product.columns);
+                                   const Waiter& wait, float (&accumulator)[kRegisters]) {
+    const float limit = task.down_grad.swiglu_limit;
+    const int groups = gemm_internal::ActivationStages(task.product.columns);
     float partial[2] = {0, 0};
-    MOK_UNROLL
-    for (int group = 0; group < kN / gemm_internal::kBoxColumns; ++group) {
-      if (group >= stages) break;
+    MOK_NO_UNROLL
+    for (int group = 0; group < groups; ++group, this->pipeline_.Advance()) {
       if (kBug != BackwardBug::kReadsActivationsTooEarly) this->pipeline_.Wait(wait);
       const int stage = this->pipeline_.stage();
       const ExchangeBoxes boxes = BoxesOfStage(stage);
-      SwiGluGroup(boxes, accumulator, group * gemm_internal::kBoxColumns / 2, rows,
-                  epilogue.swiglu_limit, partial);
+      SwiGluGroup(boxes, accumulator, rows, limit, partial);
       if (kBug == BackwardBug::kReleasesBeforeCopy) this->Release(stage);
       if (kBug != BackwardBug::kNoSyncBeforeCopy) SyncWarp();
-      CopyOut(task, boxes, group);
-      // The next tensor load into the stage comes after these reads and stores.
+      const BoxLines lines = LoadLines(boxes);
+      // The next tensor load into the stage comes after these reads and stores. Before the lines
+      // are stored: the fence waits for whatever its thread has stored, to global memory, too.
       if (kBug != BackwardBug::kNoFenceBeforeRelease) FenceProxyAsyncShared();
       SyncWarp();
       if (kBug != BackwardBug::kReleasesBeforeCopy) this->Release(stage);
-      this->pipeline_.Advance();
+      StoreLines(task, lines, group);
+      gemm_internal::NextColumns(accumulator);
     }
     StorePartials(task, partial);
   }

@@ -47,7 +47,7 @@ MOK_DEVICE SwiGluGradient SwiGluBackward(float g, float u, float d_hidden, float
   const float derivative = MultiplyAdd(silu, 1.0f - sigmoid, sigmoid);  // of silu
   const float d_gate = Multiply(Multiply(d_hidden, up), derivative);
   const float d_up = Multiply(d_hidden, silu);
-  return {Multiply(silu, up), g > limit ? 0.0f : d_gate, (u < 0 ? -u : u) > limit ? 0.0f : d_up};
+  return {Multiply(silu, up), g > limit ? 0.0f : d_gate, __builtin_fabsf(u) > limit ? 0.0f : d_up};
 }
 
 }  // namespace mok

@@ -1,16 +1,17 @@
 // Checks and times the backward kernel on Hopper GPUs.
 //
 //   backward_gpu_main [small] [medium] [model] [traffic] [--shape=kimi] [--ranks=0] [--virtual]
-//                     [--quick] [--passes=20] [--comm_sms=0] [--minibatch=0] [--macrobatch=0]
-//                     [--sms=0] [--trace]
+//                     [--quick] [--times] [--passes=20] [--comm_sms=0] [--minibatch=0]
+//                     [--macrobatch=0] [--sms=0] [--trace] [--only=text]
 //
-// small:   the layers of the emulator's test, all gradients against float64, on one GPU (1, 2 and 8
-//          virtual ranks) and, if there are two, on two.
+// small:   the layers of the emulator's test, all gradients against float64, on one GPU (1, 2, 8
+//          and 64 virtual ranks) and, if there are two, on two. --only=text: those layers whose
+//          name contains it.
 // medium:  a layer of many tiles, all gradients against the host engine.
 // model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
 //          tokens against float64 (not with --quick), repeats bit for bit, time per pass.
-//          --virtual: also 2 and 8 virtual ranks on one GPU. --ranks=1 or 2: only these. --trace:
-//          what consumers of rank 0 did.
+//          --virtual: also 2 and 8 virtual ranks on one GPU. --ranks=1 or 2: only these. --times:
+//          no checks at all. --trace: what consumers of rank 0 did.
 // The exit status is 1 if any check fails.
 #include <algorithm>
 #include <cstdio>
@@ -40,9 +41,9 @@ constexpr uint32_t kTraceCapacity = 4096;
 
 struct Flags {
   bool small = false, medium = false, model = false, traffic = false, virtual_ranks = false;
-  bool quick = false, trace = false;
+  bool quick = false, times = false, trace = false;
   int ranks = 0;
-  std::string shape;
+  std::string shape, only;
   int passes = 20;
   ForwardOptions forward;
 };
@@ -185,7 +186,7 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
   CheckReference(data, expected, name);
 }
 
-void RunSmall(int devices) {
+void RunSmall(int devices, const Flags& flags) {
   LayerSpec spec;
   spec.topk = 3;
   spec.hidden = 328;
@@ -194,16 +195,20 @@ void RunSmall(int devices) {
   spec.shared_scale = true;
   DeviceLayerOptions options;
   options.own_devices = false;
+  const auto check = [&](const LayerSpec& layer, const DeviceLayerOptions& how,
+                         const std::string& name) {
+    if (name.find(flags.only) != std::string::npos) CheckSmall(layer, how, name);
+  };
   const auto run = [&](const std::string& name) {
-    CheckSmall(spec, options, name);
+    check(spec, options, name);
     LayerSpec permuted = spec;
     permuted.hidden = 320;
     permuted.intermediate = permuted.shared_intermediate = 288;
-    CheckSmall(permuted, options, name + ", permuted");
+    check(permuted, options, name + ", permuted");
     DeviceLayerOptions several = options;
     several.forward.minibatch_rows = 128;
     several.forward.macrobatch_rows = 256;
-    CheckSmall(spec, several, name + ", several macrobatches");
+    check(spec, several, name + ", several macrobatches");
   };
   spec.tokens = {700};
   spec.experts = {6};
@@ -214,6 +219,9 @@ void RunSmall(int devices) {
   spec.tokens = {100, 0, 3, 250, 17, 128, 129, 73};
   spec.experts = {2, 0, 1, 1, 0, 1, 1, 0};
   run("8 virtual ranks");
+  spec.tokens.assign(64, 12);
+  spec.experts.assign(64, 1);
+  run("64 virtual ranks");
   if (devices < 2) return;
   options.own_devices = true;
   spec.tokens = {400, 300};
@@ -332,6 +340,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
   for (int repeat = 0; repeat < 2; ++repeat) {
     const Status status = step.Run();
     if (!status.ok()) return Check(false, name, StrCat(status));
+    if (flags.times) break;
     LayerResult result = step.backward.Result();
     if (repeat == 0) {
       expected = std::move(result);
@@ -379,12 +388,15 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
                    {"traffic", &flags.traffic},
                    {"--trace", &flags.trace},
                    {"--quick", &flags.quick},
+                   {"--times", &flags.times},
                    {"--virtual", &flags.virtual_ranks}};
   for (const auto& entry : kSwitches) {
     if (name == entry.name) return *entry.flag = true;
   }
   if (name == "--shape") {
     flags.shape = value;
+  } else if (name == "--only") {
+    flags.only = value;
   } else if (name == "--ranks") {
     flags.ranks = static_cast<int>(number);
   } else if (name == "--passes") {
@@ -418,7 +430,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "no GPU\n");
     return 2;
   }
-  if (flags.small) RunSmall(devices.value());
+  if (flags.small) RunSmall(devices.value(), flags);
   if (flags.medium) RunMedium(devices.value(), flags);
   if (flags.model) RunModels(devices.value(), false, flags);
   if (flags.traffic) RunModels(devices.value(), true, flags);
