@@ -1,4 +1,4 @@
-"""Collects what a GPU machine without Bazel needs: test programs, wheel, tests, examples, benchmarks.
+"""What a GPU machine without Bazel needs: programs, wheel, tests, examples, benchmarks.
 
     ./bazelw run //tools/gpu_bundle -- --output=/path/to/bundle
 

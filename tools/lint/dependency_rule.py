@@ -23,7 +23,14 @@ ALLOWED = {
     "third_party": (),
     "tools": (),
     # Collects what the packages have built; nothing depends on it.
-    "tools/gpu_bundle": ("mok_core", *_MIDDLE, "mok_megakernel", "mok_torch", "benchmarks"),
+    "tools/gpu_bundle": (
+        "mok_core",
+        *_MIDDLE,
+        "mok_megakernel",
+        "mok_torch",
+        "examples",
+        "benchmarks",
+    ),
 }
 _FREE = ("third_party", "tools")
 # Who may see a target is not what the target depends on.
