@@ -101,6 +101,9 @@ class RowMover {
     for (int i = 0; i < ExchangeTile::kMaxSignals; ++i) pending_[i] = tile.signals[i];
   }
 
+  // After Flush: moves rows the other way from here on.
+  MOK_DEVICE void Turn(Direction direction) { is_pull_ = direction == Direction::kPull; }
+
   // Everything moved so far is visible and signalled. Before the warp does other work, or ends.
   MOK_DEVICE void Flush() {
     ShowPulling(false);

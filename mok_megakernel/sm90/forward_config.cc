@@ -27,6 +27,8 @@ constexpr int32_t kGateUpPanelTiles = 8;
 // Row blocks for a quarter of the SMs: with any multiple of four column tiles a minibatch is a
 // whole number of waves, at whose ends the SMs are in step.
 constexpr int32_t kMinibatchTiles = 4;
+// Pushes run at a quarter of their pace beside pulls, which fill the link in the same direction.
+constexpr uint64_t kPushSlowdownBesidePulls = 4;
 constexpr int32_t kSeatsPerCommSm = 6;  // push warps of a block that only exchanges
 
 Status CheckField(const char* name, int64_t value, int64_t low, int64_t high) {
@@ -105,7 +107,7 @@ std::string ForwardConfig::ToString() const {
                 output_panel_blocks, ", gate-up panel ", gate_up_panel_blocks, "; per block ",
                 exchange_tiles, " exchange and ", token_reduce_tiles, " reduction tiles; chunk ",
                 chunk_bytes, " bytes (", dedicated_chunk_bytes, " dedicated), push interval ",
-                push_interval_ns, " ns");
+                push_interval_ns, " ns, beside pulls ", push_interval_beside_pulls_ns, " ns");
 }
 
 StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
@@ -139,6 +141,7 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
   config.chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxChunkBytes);
   config.dedicated_chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxDedicatedChunkBytes);
   config.push_interval_ns = PushInterval(config, shape, device);
+  config.push_interval_beside_pulls_ns = kPushSlowdownBesidePulls * config.push_interval_ns;
   return config;
 }
 

@@ -16,9 +16,46 @@ namespace mok {
 struct ExchangeSeat {
   Direction direction;
   int32_t first, step;
+  // Pull warps have nothing to do when the last rows leave, for which the pass waits: each shares
+  // the last pushes of its block's push warp.
+  bool shares_pushes;
   StagingChunks staging;
   uint64_t* pulling;  // see RowMover; null: several warps of a block pull
 };
+
+// Which tasks of a queue are a seat's: those of a step, and from `tail` on, a multiple of the step,
+// those of two steps.
+struct SeatTasks {
+  int32_t first, step;
+  int32_t half;  // in the tail: 0 for the push warp, 1 for the pull warp, which has no others
+  int64_t tail, count;
+
+  MOK_DEVICE int64_t begin() const { return half == 0 ? 0 : tail / step; }
+  // The seat's n-th task, n >= begin(); none if not less than `count`.
+  MOK_DEVICE int64_t At(int64_t n) const {
+    const int64_t index = n * step;
+    return first + (index < tail ? index : index + index - tail + half * step);
+  }
+};
+
+// half: see SeatTasks. The tail is at most two rounds, and does not reach beyond the macrobatch that
+// runs last: no task waits for its pushes but the exit, so that pull warps may come when they can.
+MOK_DEVICE SeatTasks TasksOfSeat(PassMode mode, const ProgramView& program, Queue queue,
+                                 const ExchangeSeat& seat, int32_t half) {
+  SeatTasks tasks = {seat.first, seat.step, half, 0, 0};
+  if (mode == PassMode::kReduceOnly) return tasks;
+  tasks.count = program.NumTasks(queue);
+  tasks.tail = tasks.count + seat.step;
+  if (queue == Queue::kPush && seat.shares_pushes) {
+    const RingPlan& ring = program.shape().ring;
+    const int64_t macrobatches = program.num_macrobatches();
+    const int64_t blocks = macrobatches > 0 ? ring.blocks_in_macrobatch(macrobatches - 1) : 0;
+    const int64_t last = blocks * program.shape().exchange_tiles, two = 2 * seat.step;
+    tasks.tail = tasks.count - (last < two ? last : two) + seat.step - 1;
+  }
+  tasks.tail -= static_cast<uint32_t>(tasks.tail) % static_cast<uint32_t>(seat.step);
+  return tasks;
+}
 
 // The tasks of a seat in order. Decoding and dependencies take an SM a microsecond, so every lane
 // prepares one task and all 32 are handed out one after the other.
@@ -31,20 +68,19 @@ class ExchangeTasks {
     int32_t index;  // in the queue
   };
 
-  MOK_DEVICE ExchangeTasks(PassMode mode, const ProgramView& program, Queue queue,
-                           const ExchangeSeat& seat)
+  MOK_DEVICE ExchangeTasks(const ProgramView& program, Queue queue, const SeatTasks& tasks)
       : program_(&program),
         cursor_(program, queue),
         lane_(static_cast<int>(ThreadIndex().x) % 32),
-        step_(seat.step),
-        next_(seat.first),
-        count_(mode == PassMode::kReduceOnly ? 0 : program.NumTasks(queue)) {}
+        tasks_(tasks),
+        next_(tasks.begin()) {}
 
   // All lanes; the item is the same in all.
   MOK_DEVICE bool Next(Item& item) {
-    if (next_ >= count_) return false;
+    const int64_t index = tasks_.At(next_);
+    if (index >= tasks_.count) return false;
     if (position_ == 0) Prepare();
-    item.index = static_cast<int32_t>(next_);
+    item.index = static_cast<int32_t>(index);
     item.kind = static_cast<TaskKind>(Shuffle(static_cast<int32_t>(own_.kind), position_));
     ExchangeTile& tile = item.tile;
     tile.table_row = Shuffle(own_.tile.table_row, position_);
@@ -62,7 +98,7 @@ class ExchangeTasks {
       tile.signals[i] = Shuffle(own_.tile.signals[i], position_);
     }
     position_ = (position_ + 1) % 32;
-    next_ += step_;
+    ++next_;
     return true;
   }
 
@@ -70,8 +106,8 @@ class ExchangeTasks {
   // This lane's task of the next 32.
   MOK_DEVICE void Prepare() {
     own_ = {};
-    const int64_t index = next_ + int64_t{step_} * lane_;
-    if (index < count_) {
+    const int64_t index = tasks_.At(next_ + lane_);
+    if (index < tasks_.count) {
       const Task task = cursor_.Seek(index);
       own_.kind = task.kind;
       if (task.block >= 0) FillRows(task);
@@ -117,8 +153,8 @@ class ExchangeTasks {
   const ProgramView* program_;
   ProgramCursor cursor_;  // of this lane
   int lane_;
-  int32_t step_;
-  int64_t next_, count_;
+  SeatTasks tasks_;
+  int64_t next_;
   int position_ = 0;  // of the next task among the 32 prepared
   Item own_ = {};
 };
@@ -165,39 +201,49 @@ MOK_DEVICE bool RunBarrier(const Params& p, TaskKind kind, const ExchangeTile& t
   return true;
 }
 
-// One warp: brings rows in (kPull) or sends them out (kPush). MoveRows(p, direction, kind, tile,
-// mover, wait) of the pass knows the buffers. `time`: when the trace of the warp begins.
+// One warp: brings rows in (kPull) or sends them out (kPush), or one after the other.
+// MoveRows(p, direction, kind, tile, mover, wait) of the pass knows the buffers. `time`: when the
+// trace of the warp begins.
 template <class Config, class Params>
 MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const ExchangeSeat& seat,
                              uint64_t time) {
-  const bool is_pull = seat.direction == Direction::kPull;
-  DeviceWait wait = WaitOf(p, is_pull ? PassRole::kPull : PassRole::kPush);
-  ExchangeTasks<Config> tasks(p.shape.mode, s.program, is_pull ? Queue::kPull : Queue::kPush, seat);
   RowMover<Config::kExchangeBug> mover(seat.direction, p.signals.counters, seat.staging,
-                                        seat.pulling);
-  typename ExchangeTasks<Config>::Item item = {};
+                                       seat.pulling);
   PassTracer tracer(p.trace);
   const bool traces = ThreadIndex().x % 32 == 0;
-  const auto record = [&](TracePhase phase) {
-    if (traces) time = tracer.Record(static_cast<int32_t>(item.kind), phase, item.index, time);
-  };
   bool running = true;
-  while (running && tasks.Next(item)) {
-    wait.SetTask(static_cast<int32_t>(item.kind), item.index);
-    const bool is_barrier =
-        item.kind == TaskKind::kEntryBarrier || item.kind == TaskKind::kExitBarrier;
-    if (is_barrier) {
-      mover.Flush();  // the exit waits for this warp's own rows as well
-      running = RunBarrier<Config>(p, item.kind, item.tile, wait);
-      record(TracePhase::kWait);
-    } else {
-      running = mover.Await(item.tile, wait);
-      record(TracePhase::kWait);
-      if (running) MoveRows(p, seat.direction, item.kind, item.tile, mover, wait);
-      record(TracePhase::kWork);
+  const bool turns = seat.direction == Direction::kPull && seat.shares_pushes;
+  MOK_NO_UNROLL
+  for (int half = 0; half <= (turns ? 1 : 0) && running; ++half) {
+    const Direction direction = half == 0 ? seat.direction : Direction::kPush;
+    const bool is_pull = direction == Direction::kPull;
+    const Queue queue = is_pull ? Queue::kPull : Queue::kPush;
+    mover.Turn(direction);
+    DeviceWait wait = WaitOf(p, is_pull ? PassRole::kPull : PassRole::kPush);
+    ExchangeTasks<Config> tasks(s.program, queue,
+                                TasksOfSeat(p.shape.mode, s.program, queue, seat, half));
+    typename ExchangeTasks<Config>::Item item = {};
+    const auto record = [&](TracePhase phase) {
+      if (traces) time = tracer.Record(static_cast<int32_t>(item.kind), phase, item.index, time);
+    };
+    while (running && tasks.Next(item)) {
+      wait.SetTask(static_cast<int32_t>(item.kind), item.index);
+      const bool is_barrier =
+          item.kind == TaskKind::kEntryBarrier || item.kind == TaskKind::kExitBarrier;
+      if (is_barrier) {
+        mover.Flush();  // the exit waits for this warp's own rows as well
+        record(TracePhase::kWork);
+        running = RunBarrier<Config>(p, item.kind, item.tile, wait);
+        record(TracePhase::kWait);
+      } else {
+        running = mover.Await(item.tile, wait);
+        record(TracePhase::kWait);
+        if (running) MoveRows(p, direction, item.kind, item.tile, mover, wait);
+        record(TracePhase::kWork);
+      }
     }
+    mover.Flush();
   }
-  mover.Flush();
 }
 
 }  // namespace mok

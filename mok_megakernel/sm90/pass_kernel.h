@@ -69,6 +69,7 @@ MOK_DEVICE bool FindSeat(const Params& p, PassStorage<Config>& s, int warp, Exch
     seat.staging = {s.chunks[warp - kPullWarp][0], s.chunk_full[warp], p.exchange.chunk_bytes,
                     Config::kChunkBytes};
     seat.pulling = &s.pulling;
+    seat.shares_pushes = true;
     return true;
   }
   if (block >= p.shape.num_comm_sms) return false;
@@ -79,6 +80,7 @@ MOK_DEVICE bool FindSeat(const Params& p, PassStorage<Config>& s, int warp, Exch
   seat.staging = {s.dedicated_chunks[warp][0], s.chunk_full[warp], p.exchange.dedicated_chunk_bytes,
                   PassStorage<Config>::kDedicatedChunkBytes};
   seat.pulling = nullptr;
+  seat.shares_pushes = false;
   return true;
 }
 

@@ -47,40 +47,33 @@ struct ReduceColumns {
 };
 
 inline constexpr int kLanes = 32;
-// A warp sums kVectors vectors of 8 columns per lane at a time, and loads those of kRoutes routes,
-// beside the shared expert's, before it adds the first: 20 loads on their way for tokens with many
-// routes, 12 and a next shared term for those with few.
-struct ReduceManyRoutes {
-  static constexpr int kVectors = 4, kRoutes = 4;
-};
-struct ReduceFewRoutes {
-  static constexpr int kVectors = 6, kRoutes = 1;
-};
+// A warp sums kReduceVectors vectors of 8 columns per lane, and loads those of kReduceRoutes routes
+// and of the shared expert before it adds the first.
+inline constexpr int kReduceVectors = 4;
+inline constexpr int kReduceRoutes = 4;
 
 // A lane's part of a row: vectors first, first + kLanes, ... below `count`.
-template <class Shape>
 struct LaneVectors {
   int32_t first, count;
-  using Vectors = Word4[Shape::kVectors];
-  using Sums = ReduceColumns[Shape::kVectors];
 
   MOK_DEVICE bool Has(int i) const { return first + i * kLanes < count; }
-  MOK_DEVICE void Load(const BFloat16* row, Vectors& vectors) const {
+  MOK_DEVICE void Load(const BFloat16* row, Word4 (&vectors)[kReduceVectors]) const {
     MOK_UNROLL
-    for (int i = 0; i < Shape::kVectors; ++i) {
+    for (int i = 0; i < kReduceVectors; ++i) {
       if (!Has(i)) continue;
       vectors[i] = LoadVectorStreaming(reinterpret_cast<const Word4*>(row) + first + i * kLanes);
     }
   }
-  MOK_DEVICE void Add(float weight, const Vectors& vectors, Sums& sum) const {
+  MOK_DEVICE void Add(float weight, const Word4 (&vectors)[kReduceVectors],
+                      ReduceColumns (&sum)[kReduceVectors]) const {
     MOK_UNROLL
-    for (int i = 0; i < Shape::kVectors; ++i) {
+    for (int i = 0; i < kReduceVectors; ++i) {
       if (Has(i)) sum[i].Add(weight, vectors[i]);
     }
   }
-  MOK_DEVICE void Store(const Sums& sum, BFloat16* row) const {
+  MOK_DEVICE void Store(const ReduceColumns (&sum)[kReduceVectors], BFloat16* row) const {
     MOK_UNROLL
-    for (int i = 0; i < Shape::kVectors; ++i) {
+    for (int i = 0; i < kReduceVectors; ++i) {
       if (!Has(i)) continue;
       StoreVector(reinterpret_cast<Word4*>(row) + first + i * kLanes, sum[i].Round());
     }
@@ -101,23 +94,23 @@ struct LaneRoute {
   }
 };
 
-// Rows of kRoutes routes. Those of missing routes are not read: the memory there may hold anything.
-template <class Shape>
+// Rows of kReduceRoutes routes. Those of missing routes are not read: the memory there may hold
+// anything.
 struct RouteBatch {
-  using Part = LaneVectors<Shape>;
-  typename Part::Vectors vectors[Shape::kRoutes];
+  Word4 vectors[kReduceRoutes][kReduceVectors];
 
-  MOK_DEVICE void Load(const BFloat16* rows, int64_t hidden, uint32_t valid, const Part& part) {
+  MOK_DEVICE void Load(const BFloat16* rows, int64_t hidden, uint32_t valid,
+                       const LaneVectors& part) {
     MOK_UNROLL
-    for (int i = 0; i < Shape::kRoutes; ++i) {
+    for (int i = 0; i < kReduceRoutes; ++i) {
       if (valid >> i & 1u) part.Load(rows + i * hidden, vectors[i]);
     }
   }
   // first: of the batch among the lanes' routes.
-  MOK_DEVICE void Add(const LaneRoute& route, int first, const Part& part,
-                      typename Part::Sums& sum) const {
+  MOK_DEVICE void Add(const LaneRoute& route, int first, const LaneVectors& part,
+                      ReduceColumns (&sum)[kReduceVectors]) const {
     MOK_UNROLL
-    for (int i = 0; i < Shape::kRoutes; ++i) {
+    for (int i = 0; i < kReduceRoutes; ++i) {
       const float weight = Shuffle(route.weight, first + i);
       if (route.valid >> (first + i) & 1u) part.Add(weight, vectors[i], sum);
     }
@@ -125,34 +118,26 @@ struct RouteBatch {
 };
 
 // One token by one warp: first the shared term, then the routes in ascending order of k.
-template <class Shape>
 MOK_DEVICE void ReduceToken(const TokenReduction& from, int64_t token) {
-  static_assert(kLanes % Shape::kRoutes == 0);
-  constexpr int32_t kStep = kLanes * Shape::kVectors;
+  static_assert(kLanes % kReduceRoutes == 0);
   const int64_t hidden = from.hidden;
   const BFloat16* rows = from.routes + token * from.topk * hidden;
-  const BFloat16* shared_row = from.shared + token * hidden;
   const int32_t lane = static_cast<int32_t>(ThreadIndex().x) % kLanes, count = from.hidden / 8;
-  // The shared term of the first columns is on its way while the routes are looked up, that of the
-  // next ones while the routes of these are added.
-  typename LaneVectors<Shape>::Vectors shared;
-  LaneVectors<Shape> part = {lane, count};
-  if (from.has_shared) part.Load(shared_row, shared);
-  const float scale = from.has_shared_scale ? from.shared_scale[token] : 1.0f;
   const LaneRoute first_routes(from, token, 0);
+  const float scale = from.has_shared_scale ? from.shared_scale[token] : 1.0f;
   MOK_NO_UNROLL
-  for (; part.first - lane < count; part.first += kStep) {
-    typename LaneVectors<Shape>::Sums sum = {};
+  for (int32_t first = 0; first < count; first += kLanes * kReduceVectors) {
+    const LaneVectors part = {first + lane, count};
+    ReduceColumns sum[kReduceVectors] = {};
+    Word4 shared[kReduceVectors];
+    if (from.has_shared) part.Load(from.shared + token * hidden, shared);
     MOK_NO_UNROLL
-    for (int32_t k = 0; k < from.topk; k += Shape::kRoutes) {
+    for (int32_t k = 0; k < from.topk; k += kReduceRoutes) {
       const int in_lanes = k % kLanes;
       const LaneRoute route = k < kLanes ? first_routes : LaneRoute(from, token, k - in_lanes);
-      RouteBatch<Shape> batch;
+      RouteBatch batch;
       batch.Load(rows + k * hidden, hidden, route.valid >> in_lanes, part);
-      if (k == 0 && from.has_shared) {
-        part.Add(scale, shared, sum);
-        LaneVectors<Shape>{part.first + kStep, count}.Load(shared_row, shared);
-      }
+      if (k == 0 && from.has_shared) part.Add(scale, shared, sum);
       batch.Add(route, in_lanes, part, sum);
     }
     part.Store(sum, from.out + token * hidden);
@@ -168,11 +153,7 @@ MOK_DEVICE void ReduceTokens(const TokenReduction& from, const TokenRange& token
                              int num_threads) {
   using namespace pass_internal;
   for (int32_t i = thread / kLanes; i < tokens.count; i += num_threads / kLanes) {
-    if (from.topk <= 2) {
-      ReduceToken<ReduceFewRoutes>(from, tokens.first + i);
-    } else {
-      ReduceToken<ReduceManyRoutes>(from, tokens.first + i);
-    }
+    ReduceToken(from, tokens.first + i);
   }
 }
 
