@@ -235,7 +235,8 @@ def test_a_context_that_does_not_fit_is_refused(space):
     wrong = [
         ("ring", ring._replace(buffer=ring.buffer[:-1]), ValueError, "context.ring.buffer"),
         ("ring", ring._replace(buffer=ring.buffer.float()), TypeError, "context.ring.buffer"),
-        ("ring", ring._replace(layout=ring.layout._replace(size=1)), ValueError, "ring.buffer"),
+        ("layout", context.layout._replace(size=1), ValueError, "context.layout: expected"),
+        ("layout", None, ValueError, "context.layout: expected"),
         ("ring", None, TypeError, "context.ring: expected a Ring, got NoneType"),
         ("kept_macrobatches", 2, ValueError, "context.kept_macrobatches: expected 0 to 1"),
         ("kept_macrobatches", True, TypeError, "context.kept_macrobatches: expected an int"),
@@ -437,7 +438,7 @@ def test_a_call_in_another_stream_keeps_its_memory(space, monkeypatch):
     _, context = inputs.forward(schedule)
     kept = []
     monkeypatch.setattr(
-        "mok_torch.cuda_passes.keep_for_stream",
+        "mok_torch.explicit_cuda.keep_for_stream",
         lambda stream, device, allocated_on, memory: kept.append(
             (stream, allocated_on, memory.data_ptr())
         ),
@@ -453,17 +454,19 @@ def test_the_ring_is_views_of_one_buffer(space):
     inputs = Inputs(space)
     schedule = inputs.schedule()
     _, context = inputs.forward(schedule)
-    ring, rows = context.ring, schedule.plan.ring_rows
-    assert isinstance(ring, DeviceRing)
+    rows, buffer = schedule.plan.ring_rows, context.ring.buffer
+    (only,) = context.ring  # as tensors that autograd can save
+    assert only is buffer and type(context.ring)(only) == DeviceRing(buffer)
+    views = context.layout.views(buffer)
     shapes = [(rows, 64), (rows, 40), (rows, 40), (40, 24), (40, 24)]
-    assert [tuple(view.shape) for view in ring.views()] == shapes
+    assert [tuple(view.shape) for view in views] == shapes
     args = space.engine.calls[-1][2].context
     addresses = [args.ring_x, args.ring_gate, args.ring_up, args.shared_gate, args.shared_up]
-    assert addresses == [view.data_ptr() for view in ring.views()]
-    assert ring.gate.data_ptr() == args.ring_gate
-    for number, view in enumerate(ring.views()):
+    assert addresses == [view.data_ptr() for view in views]
+    assert views.gate.data_ptr() == args.ring_gate
+    for number, view in enumerate(views):
         view.fill_(number)
-    assert [view.unique().tolist() for view in ring.views()] == [[0], [1], [2], [3], [4]]
+    assert [view.unique().tolist() for view in views] == [[0], [1], [2], [3], [4]]
 
 
 def test_the_collection_is_bounded():

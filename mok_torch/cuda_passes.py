@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.checks import LayerTensors
-from mok_torch.cuda_engine import CudaEngine, keep_for_stream
+from mok_torch.cuda_engine import CudaEngine
 from mok_torch.plan import (
     ROUTES_ALIGNMENT_WORDS,
     ROW_BLOCK,
@@ -22,7 +22,7 @@ from mok_torch.plan import (
     schedule_words,
     tokens_in_plan,
 )
-from mok_torch.ring import DeviceRing, RingLayout, ring_shapes
+from mok_torch.ring import RingLayout, ring_shapes
 from mok_torch.workspace import Workspace
 
 _WORDS_ALIGNMENT = 256  # bytes: MOK_CUDA_ALIGNMENT
@@ -360,11 +360,3 @@ def queue_backward(
     args.d_routed.set(*operands.routed)
     args.d_shared.set(*operands.shared)
     engine.backward(call.layer, args, call.scratch_bytes)
-
-
-def keep_for_current_stream(engine: CudaEngine, schedule: CudaSchedule, ring: DeviceRing | None):
-    """For a pass on another stream than that of an earlier call that allocated its memory."""
-    stream = engine.current_stream()
-    keep_for_stream(stream, engine.device, schedule.stream, schedule.words)
-    if ring is not None:
-        keep_for_stream(stream, engine.device, ring.stream, ring.buffer)

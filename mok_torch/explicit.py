@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,17 +18,16 @@ from mok_torch.checks import (
     check_swiglu_limit,
     check_topk_idx,
     dense,
-    require_aligned,
-    require_contiguous,
     require_dtype,
     require_shape,
     require_tensor,
 )
 from mok_torch.config import MoKConfig
-from mok_torch.cuda_passes import CudaSchedule
+from mok_torch.cuda_passes import CudaSchedule, PassCall
+from mok_torch.main_grads import MainGrads, check_main_grads
 from mok_torch.passes import LayerCall, LayerGrads, WeightGrads
 from mok_torch.plan import Plan, capacity_rows, make_plan, tokens_in_plan
-from mok_torch.ring import DeviceRing, Ring, RingLayout, new_device_ring
+from mok_torch.ring import DeviceRing, Ring, RingLayout
 from mok_torch.workspace import Workspace, check_integer, require_workspace
 
 # Bounds what a mistyped num_local_experts can make the planning allocate.
@@ -82,7 +79,9 @@ class ForwardContext:
     """What a forward leaves for its backward; one per live forward.
 
     Attributes:
-      ring: the activations that are kept; on a GPU in one buffer, with the same attributes.
+      ring: the activations that are kept, a tuple of tensors; on a GPU of one buffer.
+      layout, stream: of a GPU's buffer, where the tensors of a Ring are in it (layout.views), and
+        the cudaStream_t that it was allocated on.
       kept_macrobatches: 1: the ring is what the forward left. 0: the backward has consumed it, or
         recompute_forward_context made it, and the next backward recomputes everything.
       swiglu_limit: the forward's; 0: none. The backward must be given the same.
@@ -91,21 +90,8 @@ class ForwardContext:
     ring: Ring | DeviceRing
     kept_macrobatches: int
     swiglu_limit: float = 0.0
-
-
-class MainGrads(NamedTuple):
-    """Buffers into which backward adds the weight gradients; None: that one is returned instead.
-
-    fp32 or the dtype of the weights, of the weights' shapes, contiguous; one dtype for the routed
-    and one for the shared weights, and within these all three or none.
-    """
-
-    routed_gate: Tensor | None = None
-    routed_up: Tensor | None = None
-    routed_down: Tensor | None = None
-    shared_gate: Tensor | None = None
-    shared_up: Tensor | None = None
-    shared_down: Tensor | None = None
+    layout: RingLayout | None = None
+    stream: int = 0
 
 
 def build_schedule(
@@ -199,9 +185,7 @@ def forward(
     tensors = (x, router_weights, *routed, *shared)
     place, call = _find_pass(settings, workspace, schedule, tensors)
     if call is not None:
-        inputs, limit = place.key.addresses, call.swiglu_limit
-        out, ring = explicit_cuda.forward(place, call, schedule.engine, inputs, x)
-        return out, ForwardContext(ring, kept_macrobatches=1, swiglu_limit=limit)
+        return _forward_on_gpu(place, call, schedule, place.key.addresses, x)
     with workspace.reporting_errors(_C.OP_FORWARD), torch.no_grad():
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
@@ -214,11 +198,14 @@ def forward(
             out = x.new_empty(x.shape)
     if place is not None:
         place.accept(call)
-        inputs = passes.addresses(layer.tensors())
-        out, ring = explicit_cuda.forward(place, call, schedule.engine, inputs, x)
-    else:
-        passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
+        return _forward_on_gpu(place, call, schedule, passes.addresses(layer.tensors()), x)
+    passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
     return out, ForwardContext(ring, kept_macrobatches=1, swiglu_limit=limit)
+
+
+def _forward_on_gpu(place, call: PassCall, schedule: Schedule, inputs: list[int], x: Tensor):
+    out, ring, stream = explicit_cuda.forward(place, call, schedule.engine, inputs, x)
+    return out, ForwardContext(ring, 1, call.swiglu_limit, call.layout, stream)
 
 
 def _find_pass(settings: tuple, workspace: Workspace, schedule, tensors):
@@ -260,9 +247,9 @@ def recompute_forward_context(
         if workspace.on_gpu:
             shapes = passes.layer_ring_shapes(layer, schedule.plan.ring_rows)
             stream = workspace.engine.current_stream()
-            ring = new_device_ring(RingLayout.of_shapes(shapes), layer.x, stream)
-        else:
-            ring = passes.new_ring(layer, schedule.plan.ring_rows)
+            layout = RingLayout.of_shapes(shapes)
+            return ForwardContext(DeviceRing.empty(layout, layer.x), 0, limit, layout, stream)
+        ring = passes.new_ring(layer, schedule.plan.ring_rows)
     return ForwardContext(ring, kept_macrobatches=0, swiglu_limit=limit)
 
 
@@ -316,7 +303,8 @@ def backward(
         grads = _new_grads(tensors, weight_grad_dtype, main_grads)
         operands = (d_output, _consume(context, schedule), grads)
         inputs = place.key.addresses[: len(tensors)]
-        explicit_cuda.backward(place, call, schedule.engine, inputs, ring, operands)
+        held = (buffer, context.stream)
+        explicit_cuda.backward(place, call, schedule.engine, inputs, held, operands)
         return _results(grads)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
         plan = _plan_of_call(config, schedule)
@@ -327,7 +315,7 @@ def backward(
         require_dtype("d_output", d_output, x.dtype, " (the dtype of x)")
         require_shape("d_output", d_output, x.shape, "of x")
         d_tokens = dense(d_output.reshape(layer.x.shape))
-        _check_main_grads(layer, weight_grad_dtype, main_grads)
+        check_main_grads(layer, weight_grad_dtype, main_grads)
         grads = _new_grads(tensors, weight_grad_dtype, main_grads)
         if buffer is not None:
             sizes = schedule.engine.sizes
@@ -336,18 +324,19 @@ def backward(
     if buffer is not None:
         place.accept(call)
         inputs = passes.addresses(layer.tensors())
-        explicit_cuda.backward(place, call, schedule.engine, inputs, ring, operands)
+        held = (buffer, context.stream)
+        explicit_cuda.backward(place, call, schedule.engine, inputs, held, operands)
     else:
         call = LayerCall(workspace, plan, schedule.engine, layer, ring, limit)
         passes.run_backward(call, *operands)
     return _results(grads)
 
 
-def _fits(context: ForwardContext, call: cuda_passes.PassCall) -> bool:
+def _fits(context: ForwardContext, call: PassCall) -> bool:
     """Whether the checks would find nothing wrong with the context, beside its buffer."""
     kept = context.kept_macrobatches
     return (
-        context.ring.layout == call.layout
+        context.layout == call.layout
         and type(kept) is int
         and 0 <= kept <= 1
         and context.swiglu_limit == call.swiglu_limit
@@ -402,7 +391,10 @@ def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limi
         raise TypeError(f"context: expected a ForwardContext, got {type(context).__name__}")
     ring = context.ring
     if isinstance(ring, DeviceRing):
-        ring = passes.check_buffer("context.ring.buffer", ring.buffer, layer, ring.layout)
+        layout = RingLayout.of_shapes(passes.layer_ring_shapes(layer, schedule.plan.ring_rows))
+        if context.layout != layout:
+            raise ValueError(f"context.layout: expected {layout}, got {context.layout}")
+        ring = passes.check_buffer("context.ring.buffer", ring.buffer, layer, layout)
     if not isinstance(ring, Ring):
         raise TypeError(f"context.ring: expected a Ring, got {type(ring).__name__}")
     check_integer("context.kept_macrobatches", context.kept_macrobatches, 0, 1)
@@ -413,52 +405,6 @@ def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limi
             f"swiglu_limit: the forward of this context had {context.swiglu_limit or None}, "
             f"got {swiglu_limit or None}"
         )
-
-
-def _check_main_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads | None):
-    dtypes = (None, torch.float32, layer.x.dtype)
-    if weight_grad_dtype not in dtypes:
-        raise TypeError(
-            f"weight_grad_dtype: expected torch.float32 or {layer.x.dtype}, got {weight_grad_dtype}"
-        )
-    if main_grads is None:
-        return
-    if not isinstance(main_grads, MainGrads):
-        raise TypeError(
-            f"main_grads: expected a MainGrads or None, got {type(main_grads).__name__}"
-        )
-    weights = layer.tensors()[2:8]
-    _check_buffers(MainGrads._fields[:3], main_grads[:3], weights[:3])
-    _check_buffers(MainGrads._fields[3:], main_grads[3:], weights[3:])
-    _refuse_shared_memory(main_grads)
-
-
-def _refuse_shared_memory(main_grads: MainGrads):
-    """Raises if two buffers, all of them contiguous, overlap."""
-    spans = []
-    for name, buffer in zip(MainGrads._fields, main_grads, strict=True):
-        if buffer is not None and buffer.numel():
-            spans.append((buffer.data_ptr(), buffer.numel() * buffer.element_size(), name))
-    spans.sort(key=lambda span: span[0])
-    for (begin, size, name), (next_begin, _, other) in itertools.pairwise(spans):
-        if next_begin < begin + size:
-            raise ValueError(f"main_grads.{other}: shares memory with main_grads.{name}")
-
-
-def _check_buffers(names, buffers, weights):
-    if all(buffer is None for buffer in buffers):
-        return
-    for name, buffer, weight in zip(names, buffers, weights, strict=True):
-        name = f"main_grads.{name}"
-        if weight is None:
-            raise ValueError(f"{name}: given for a layer without that weight")
-        require_tensor(name, buffer, weight.device)
-        if buffer.dtype not in (torch.float32, weight.dtype):
-            raise TypeError(f"{name}: expected torch.float32 or {weight.dtype}, got {buffer.dtype}")
-        require_dtype(name, buffer, buffers[0].dtype, f" (the dtype of main_grads.{names[0]})")
-        require_shape(name, buffer, weight.shape, "of the weight")
-        require_contiguous(name, buffer)
-        require_aligned(name, buffer)
 
 
 def _new_grads(tensors, weight_grad_dtype, main_grads: MainGrads | None) -> LayerGrads:

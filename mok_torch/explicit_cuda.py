@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mok_torch import _C, cuda_passes
 from mok_torch.accepted_calls import CallKey, exactly, key_of_call
-from mok_torch.cuda_engine import CudaEngine
+from mok_torch.cuda_engine import CudaEngine, keep_for_stream
 from mok_torch.cuda_passes import CudaSchedule, PassCall, ScheduleCall
 from mok_torch.passes import LayerGrads, cuda_operands
-from mok_torch.ring import DeviceRing, new_device_ring
+from mok_torch.ring import DeviceRing
 from mok_torch.workspace import Workspace
 
 
@@ -67,19 +67,20 @@ def build_schedule(place: Place, call: ScheduleCall, routes: Tensor) -> CudaSche
 
 def forward(
     place: Place, call: PassCall, schedule: CudaSchedule, inputs: Sequence[int], x: Tensor
-) -> tuple[Tensor, DeviceRing]:
-    """The output, of x's shape, and the ring. Collective. inputs: see queue_forward."""
+) -> tuple[Tensor, DeviceRing, int]:
+    """The output, of x's shape, the ring and their stream. Collective. inputs: addresses."""
     workspace, engine, _ = place
     try:
-        ring = new_device_ring(call.layout, x, engine.current_stream())
+        ring = DeviceRing.empty(call.layout, x)
         out = x.new_empty(x.shape)
-        cuda_passes.keep_for_current_stream(engine, schedule, None)
+        stream = engine.current_stream()
+        keep_for_stream(stream, engine.device, schedule.stream, schedule.words)
         addresses = call.layout.addresses(ring.buffer.data_ptr())
         cuda_passes.queue_forward(engine, call, schedule, inputs, addresses, out)
     except Exception as error:
         workspace.report(error, _C.OP_FORWARD)
         raise
-    return out, ring
+    return out, ring, stream
 
 
 def backward(
@@ -87,14 +88,21 @@ def backward(
     call: PassCall,
     schedule: CudaSchedule,
     inputs: Sequence[int],
-    ring: DeviceRing,
+    ring: tuple[Tensor, int],
     operands: tuple[Tensor, int, LayerGrads],
 ):
-    """Collective. operands: d_out, kept_macrobatches and the gradients, see run_backward."""
+    """Collective.
+
+    ring: its buffer, and the stream that it was allocated on. operands: d_out, kept_macrobatches
+    and the gradients, see run_backward.
+    """
     workspace, engine, _ = place
     try:
-        cuda_passes.keep_for_current_stream(engine, schedule, ring)
-        addresses = call.layout.addresses(ring.buffer.data_ptr())
+        buffer, allocated_on = ring
+        stream = engine.current_stream()
+        keep_for_stream(stream, engine.device, schedule.stream, schedule.words)
+        keep_for_stream(stream, engine.device, allocated_on, buffer)
+        addresses = call.layout.addresses(buffer.data_ptr())
         cuda_passes.queue_backward(
             engine, call, schedule, inputs, addresses, cuda_operands(*operands)
         )

@@ -24,7 +24,7 @@ from mok_torch.cuda_passes import CudaSchedule, PassCall, ScheduleCall
 from mok_torch.groups import SingleRank
 from mok_torch.passes import LayerGrads, WeightGrads
 from mok_torch.plan import Plan, capacity_rows, tokens_in_plan
-from mok_torch.ring import DeviceRing, new_device_ring
+from mok_torch.ring import DeviceRing
 from mok_torch.workspace import DEFAULT_HANDLE, Workspace
 
 _NUM_INPUTS = 9  # LayerTensors.tensors()
@@ -150,7 +150,7 @@ def _forward(run: Run, x: Tensor) -> tuple[Tensor, CudaSchedule, DeviceRing]:
         if not call.plan.differentiated:  # nobody needs the ids after this call
             ids = (run.routes.data_ptr(), run.routes.element_size())
             schedule = schedule._replace(ids=ids)
-        ring = new_device_ring(call.forward.layout, x, schedule.stream)
+        ring = DeviceRing.empty(call.forward.layout, x)
         out = x.new_empty(x.shape)
         cuda_passes.queue_schedule(engine, call.schedule, schedule, run.routes)
         operation, whole_call = _C.OP_FORWARD, False
@@ -256,7 +256,7 @@ def _new_grads(tensors, needed) -> LayerGrads:
 def _differentiable_backward(run: Run, d_out: Tensor, saved, needed):
     """The same by the operator, which has an error as its derivative."""
     x, topk_weight, *weights, words, buffer = saved
-    ring = DeviceRing(buffer, run.call.forward.layout, 0).views()
+    ring = run.call.forward.layout.views(buffer)
     limit = run.call.forward.swiglu_limit or None
     settings = (run.handle, list(run.call.plan), limit, list(needed[2:8]))
     d_x, d_topk_weight, *d_weights, d_scale = custom_ops.moe_backward(

@@ -22,7 +22,7 @@ from mok_torch.checks import (
 from mok_torch.dtypes import ENGINE_DTYPES
 from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.plan import Plan, engine_config
-from mok_torch.ring import DeviceRing, Ring, RingLayout, ring_shapes
+from mok_torch.ring import Ring, RingLayout, ring_shapes
 from mok_torch.workspace import Workspace
 
 
@@ -57,7 +57,7 @@ def check_buffer(name: str, buffer, layer: LayerTensors, layout: RingLayout) -> 
     require_shape(name, buffer, (layout.size,), "of the ring's layout")
     require_contiguous(name, buffer)
     require_aligned(name, buffer)
-    return Ring(*DeviceRing(buffer, layout, 0).views())
+    return layout.views(buffer)
 
 
 def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:

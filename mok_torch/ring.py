@@ -64,54 +64,28 @@ class RingLayout(NamedTuple):
         """Of the five tensors, in a buffer at that address; 0 for those without elements."""
         return [0 if begin < 0 else buffer + element_size * begin for begin in self.begins]
 
+    def views(self, buffer: Tensor) -> Ring:
+        """The tensors in a buffer."""
+        return Ring(
+            *(
+                buffer[max(begin, 0) :][: math.prod(shape)].view(shape)
+                for shape, begin in zip(self.shapes, self.begins, strict=True)
+            )
+        )
+
 
 class DeviceRing(NamedTuple):
-    """The tensors of a Ring as views of one buffer.
+    """The tensors of a Ring in one buffer, as RingLayout says.
 
-    A call allocates and fills a struct for one tensor instead of five, and makes no view.
+    A call allocates one tensor instead of five, and makes no views.
 
     Attributes:
       buffer: [layout.size], the dtype of x.
-      stream: the cudaStream_t that it was allocated on.
     """
 
     buffer: Tensor
-    layout: RingLayout
-    stream: int
 
-    def _view(self, index: int) -> Tensor:
-        shape, begin = self.layout.shapes[index], max(self.layout.begins[index], 0)
-        return self.buffer[begin : begin + math.prod(shape)].view(shape)
-
-    @property
-    def x(self) -> Tensor:
-        return self._view(0)
-
-    @property
-    def gate(self) -> Tensor:
-        return self._view(1)
-
-    @property
-    def up(self) -> Tensor:
-        return self._view(2)
-
-    @property
-    def shared_gate(self) -> Tensor:
-        return self._view(3)
-
-    @property
-    def shared_up(self) -> Tensor:
-        return self._view(4)
-
-    def views(self) -> list[Tensor]:
-        """All five, in the order of Ring."""
-        return [self._view(index) for index in range(len(self.layout.shapes))]
-
-
-def new_device_ring(layout: RingLayout, like: Tensor, stream: int) -> DeviceRing:
-    """Uninitialised memory: rows that hold no route are never read. `like`: for dtype and device.
-
-    The current stream of the tensor's device is `stream`.
-    """
-    buffer = torch.empty(layout.size, dtype=like.dtype, device=like.device)
-    return DeviceRing(buffer, layout, stream)
+    @classmethod
+    def empty(cls, layout: RingLayout, like: Tensor) -> DeviceRing:
+        """Uninitialised: rows that hold no route are never read. `like`: for dtype and device."""
+        return cls(torch.empty(layout.size, dtype=like.dtype, device=like.device))
