@@ -106,7 +106,9 @@ def mean_loss(losses: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def validation_loss(model: LanguageModel, corpus: Corpus, batch: int, device="cpu") -> float:
+def validation_loss(
+    model: LanguageModel, corpus: Corpus, batch: int, device: torch.device | str = "cpu"
+) -> float:
     """Nats per byte on text that the training never saw. Collective."""
     windows = corpus.validation_windows(_VALIDATION_SEQUENCES, model.config.context).to(device)
     total = 0.0
