@@ -46,7 +46,7 @@ FEW_TOKENS = {"hidden": 512, "intermediate": 2048, "topk": 8}
         Case("experts no multiple of ranks", (300, 100, 240), **MANY, experts=7),
         Case("fewer experts than ranks", (200, 60, 140, 240), **MANY, experts=2, topk=3),
         Case("odd tails", (643,), hidden=104, intermediate=1000, experts=3),
-        Case("0, 5, 17 tokens", (0, 5, 17), **FEW_TOKENS, shared=4096, scaled_shared=True),
+        Case("0, 5, 17 tokens", (0, 5, 17), **FEW_TOKENS, shared=8192, scaled_shared=True),
     ],
     ids=lambda case: case.name,
 )
