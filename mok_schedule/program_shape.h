@@ -38,6 +38,11 @@ struct ProgramShape {
   // the same table with the same macrobatch (the minibatch may differ); 0 recomputes all of them
   // and the shared expert as well. The forward does not read it.
   int32_t kept_macrobatches = 1;
+  // Where the backward computes the shared expert's weight gradients, whose tiles sum over all
+  // tokens of the rank: among the last tasks, or, for tiles that take much longer than the routed
+  // experts', behind the first minibatch of DownGrad. The last tasks should be short; in exchange
+  // the first rows to come in have more to hide behind.
+  bool early_shared_weight_grads = false;
 
   // Exchange tile t moves rows t * n .. t * n + n - 1 of its row block, as far as they are valid.
   MOK_HOST_DEVICE int32_t rows_per_exchange_tile() const { return kRowBlock / exchange_tiles; }

@@ -31,6 +31,7 @@ enum class Span : int32_t {
   kOnce,          // one element
   kTokenBlocks,   // this rank's token blocks
   kEmptyExperts,  // experts without rows
+  kWithoutRows,   // one element if there is no row block, else none
   // Of the stream, in every step.
   kBehind,     // minibatch j - 1
   kCurrent,    // minibatch j
@@ -44,8 +45,10 @@ enum class Span : int32_t {
   kLeadIn,  // minibatches 0 .. kLeadMinibatches - 1 of the macrobatch that runs next; those of the
             // first macrobatch precede the first step
   kPieces,  // pieces of the macrobatch, in step n - 1
+  // Of the stream, in step 0 of the macrobatch that runs first.
+  kAtStart,  // one element
 };
-inline constexpr int kNumSpans = 13;
+inline constexpr int kNumSpans = 15;
 
 // How many minibatches the exchange is ahead of the compute that drains the pipeline. Compute needs
 // at least 3 (the backward recomputes two minibatches ahead).
@@ -180,7 +183,12 @@ class ProgramView {
   }
   // Whether elements are neither row blocks nor token blocks, and the tasks of such a segment.
   MOK_HOST_DEVICE static bool HasNoBlocks(Span span) {
-    return span == Span::kOnce || span == Span::kPieces || span == Span::kEmptyExperts;
+    return span == Span::kOnce || span == Span::kPieces || span == Span::kEmptyExperts ||
+           span == Span::kWithoutRows || span == Span::kAtStart;
+  }
+  // Whether a step is the first one of the pass that computes.
+  MOK_HOST_DEVICE bool IsStart(const Step& step) const {
+    return step.macrobatch >= 0 && step.index == 0 && step.macrobatch == MacrobatchAt(0);
   }
   MOK_HOST_DEVICE Task DecodeWithoutBlocks(const Segment& segment, const Step& step,
                                            int64_t index) const;

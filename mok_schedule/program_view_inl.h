@@ -58,6 +58,8 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
   const int64_t intermediate = shape_.intermediate_tiles;
   const int64_t exchange = shape_.exchange_tiles;
   const int64_t down_grad = shape_.down_grad_tiles;
+  const int64_t shared_down = shape_.shared_weight_grad_down_tiles;
+  const int64_t shared_gate_up = shape_.shared_weight_grad_gate_up_tiles;
   const int64_t shared_hidden_tiles = shape_.has_shared_expert() ? shape_.hidden_tiles : 0;
   Append(TaskKind::kEntryBarrier, Span::kOnce, 1, 1);
   if (shape_.is_shared_recomputed()) {
@@ -69,6 +71,10 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
   Append(TaskKind::kRecomputeGateUp, Span::kFirst, intermediate, minibatch, true);
   Append(TaskKind::kRecomputeGateUp, Span::kSecond, intermediate, minibatch, true);
   Append(TaskKind::kDownGrad, Span::kFirst, down_grad, minibatch);
+  if (shape_.early_shared_weight_grads) {
+    Append(TaskKind::kSharedWeightGradDown, Span::kAtStart, shared_down, 1);
+    Append(TaskKind::kSharedWeightGradGateUp, Span::kAtStart, shared_gate_up, 1);
+  }
   Append(TaskKind::kRecomputeGateUp, Span::kAfterNext, intermediate, minibatch, true);
   Append(TaskKind::kDownGrad, Span::kNext, down_grad, minibatch);
   Append(TaskKind::kRecomputeDispatch, Span::kIncoming, exchange, 1, true);
@@ -81,9 +87,9 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
   Append(TaskKind::kReverseCombine, Span::kLeadIn, exchange, 1);
   epilogue_begin_ = num_segments_;
   Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
-  Append(TaskKind::kSharedWeightGradDown, Span::kOnce, shape_.shared_weight_grad_down_tiles, 1);
-  Append(TaskKind::kSharedWeightGradGateUp, Span::kOnce, shape_.shared_weight_grad_gate_up_tiles,
-         1);
+  const Span late = shape_.early_shared_weight_grads ? Span::kWithoutRows : Span::kOnce;
+  Append(TaskKind::kSharedWeightGradDown, late, shared_down, 1);
+  Append(TaskKind::kSharedWeightGradGateUp, late, shared_gate_up, 1);
   Append(TaskKind::kWeightGradDown, Span::kEmptyExperts, shape_.weight_grad_tiles(), 1);
   Append(TaskKind::kExitBarrier, Span::kOnce, 1, 1);
   Append(TaskKind::kTokenReduce, Span::kTokenBlocks, shape_.token_reduce_tiles, 1);
@@ -154,6 +160,10 @@ MOK_HOST_DEVICE inline ProgramView::Blocks ProgramView::ElementsOf(const Segment
       return {0, shape_.token_blocks};
     case Span::kEmptyExperts:
       return {0, NumPieces(num_macrobatches_)};
+    case Span::kWithoutRows:
+      return {0, num_macrobatches_ == 0 ? 1 : 0};
+    case Span::kAtStart:
+      return {0, IsStart(step) ? 1 : 0};
     case Span::kPieces:
       return {0, step.is_last ? NumPieces(step.macrobatch) : 0};
     default:
@@ -191,7 +201,7 @@ MOK_HOST_DEVICE inline Task ProgramView::DecodeSegments(Queue queue, int begin, 
 MOK_HOST_DEVICE inline Task ProgramView::DecodeWithoutBlocks(const Segment& segment,
                                                              const Step& step,
                                                              int64_t index) const {
-  if (segment.span == Span::kOnce) {
+  if (segment.span != Span::kPieces && segment.span != Span::kEmptyExperts) {
     return {segment.kind, -1, static_cast<int32_t>(index), -1, -1};
   }
   const int64_t macrobatch = segment.span == Span::kPieces ? step.macrobatch : -1;
@@ -266,6 +276,7 @@ MOK_HOST_DEVICE inline int64_t ProgramView::StreamBegin(Queue queue, int64_t pos
               tiles[static_cast<int>(Span::kNext)] + tiles[static_cast<int>(Span::kAfterNext)]);
     begin += leads[recomputed] * tiles[static_cast<int>(Span::kIncoming)];
   }
+  if (position > 0) begin += SpanTiles(queue, false)[static_cast<int>(Span::kAtStart)];
   if (shape_.pass == Pass::kBackward) {
     begin +=
         SpanTiles(queue, false)[static_cast<int>(Span::kPieces)] * pieces_.piece_begin[position];
@@ -283,7 +294,8 @@ MOK_HOST_DEVICE inline int64_t ProgramView::StepBegin(const int64_t* tiles, int6
     return minibatches * minibatch < end ? minibatches * minibatch : end;
   };
   const auto tiles_of = [=](Span span) { return tiles[static_cast<int>(span)]; };
-  return tiles_of(Span::kFirst) * blocks_of(1) +
+  return (macrobatch == MacrobatchAt(0) ? tiles_of(Span::kAtStart) : 0) +
+         tiles_of(Span::kFirst) * blocks_of(1) +
          tiles_of(Span::kSecond) * (blocks_of(2) - blocks_of(1)) +
          tiles_of(Span::kBehind) * blocks_of(step - 1) +
          tiles_of(Span::kCurrent) * blocks_of(step) +

@@ -17,11 +17,12 @@
 // Backward (macrobatches ascending; [ ] only where macrobatch or shared expert is recomputed):
 //     EntryBarrier, [SharedRecomputeGateUp*], SharedDownGrad*, lead-in(0),
 //     for each macrobatch: [RecomputeGateUp(0), RecomputeGateUp(1)], DownGrad(0),
+//         {first macrobatch, early_shared_weight_grads: SharedWeightGrad{Down,GateUp}*},
 //         for j: [RecomputeGateUp(j+2)], DownGrad(j+1),
 //                [RecomputeDispatch(j+3)], ReverseCombine(j+3), ReverseDispatch(j-1), InputGrad(j);
 //         WeightGradDown*, WeightGradGateUp* of each piece, ReverseDispatch(n-1),
 //         lead-in(next macrobatch);
-//     SharedInputGrad*, SharedWeightGradDown*, SharedWeightGradGateUp*,
+//     SharedInputGrad*, {unless early: SharedWeightGradDown*, SharedWeightGradGateUp*},
 //     WeightGrad* of experts without rows, ExitBarrier, TokenReduce*
 // The shared expert's first stage runs while the first rows come in, its second stage while the
 // last rows leave.

@@ -2,7 +2,7 @@
 //
 //   backward_gpu_main [small] [medium] [model] [traffic] [--shape=kimi] [--ranks=0] [--virtual]
 //                     [--quick] [--times] [--passes=20] [--comm_sms=0] [--minibatch=0]
-//                     [--macrobatch=0] [--sms=0] [--trace] [--only=text]
+//                     [--macrobatch=0] [--sms=0] [--trace] [--only=text] [--pause_ms=0]
 //
 // small:   the layers of the emulator's test, all gradients against float64, on one GPU (1, 2, 8
 //          and 64 virtual ranks) and, if there are two, on two. --only=text: those layers whose
@@ -11,14 +11,17 @@
 // model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
 //          tokens against float64 (not with --quick), repeats bit for bit, time per pass.
 //          --virtual: also 2 and 8 virtual ranks on one GPU. --ranks=1 or 2: only these. --times:
-//          no checks at all. --trace: what consumers of rank 0 did.
+//          no checks at all. --trace: what consumers of rank 0 did. --pause_ms: before each
+//          measurement; a GPU that has drawn its power limit for most of a second is slowed down.
 // The exit status is 1 if any check fails.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "mok_core/device/runtime.h"
@@ -44,7 +47,7 @@ struct Flags {
   bool quick = false, times = false, trace = false;
   int ranks = 0;
   std::string shape, only;
-  int passes = 20;
+  int passes = 20, pause_ms = 0;
   ForwardOptions forward;
 };
 
@@ -267,7 +270,7 @@ void RunMedium(int devices, const Flags& flags) {
 
 // Median of the protocol of DESIGN section 11, and mean of a queue of passes.
 void PrintTimes(PassTimer& timer, const char* name, const std::function<Status()>& launch,
-                int passes, const std::vector<double>& floors) {
+                const Flags& flags, const std::vector<double>& floors) {
   const auto milliseconds = [&](int count) {
     StatusOr<double> time = timer.Run([&] {
       for (int pass = 0; pass < count; ++pass) MOK_RETURN_IF_ERROR(launch());
@@ -276,19 +279,24 @@ void PrintTimes(PassTimer& timer, const char* name, const std::function<Status()
     MOK_CHECK(time.ok()) << time.status();
     return time.value() / count;
   };
+  const auto pause = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(flags.pause_ms));
+  };
+  pause();
   std::vector<double> single;
   for (int i = 0; i < kWarmUps + kIterations; ++i) {
     const double time = milliseconds(1);
     if (i >= kWarmUps) single.push_back(time);
   }
   std::sort(single.begin(), single.end());
-  const double median = single[single.size() / 2], queued = milliseconds(passes);
+  pause();
+  const double median = single[single.size() / 2], queued = milliseconds(flags.passes);
   std::printf("     %-18s single %.3f ms (%.2fx of %.3f)  back to back %.3f ms (%.2fx of %.3f)\n",
               name, median, median / floors[0], floors[0], queued, queued / floors[1], floors[1]);
   std::fflush(stdout);
 }
 
-void TimeSteps(Step& step, const LayerData& data, bool own_devices, int passes) {
+void TimeSteps(Step& step, const LayerData& data, bool own_devices, const Flags& flags) {
   std::vector<PassTimer::Lane> lanes;
   for (int rank = 0; rank < (own_devices ? step.layer.num_ranks() : 1); ++rank) {
     lanes.push_back({rank, step.layer.stream(rank)});
@@ -301,12 +309,12 @@ void TimeSteps(Step& step, const LayerData& data, bool own_devices, int passes) 
                                std::max(flops / (kSustainedTeraflops * 1e9), exchanges * link)};
   };
   const auto backward = [&] { return step.backward.LaunchAll(); };
-  PrintTimes(timer, "backward", backward, passes, floors(2 * forward, 1));
+  PrintTimes(timer, "backward", backward, flags, floors(2 * forward, 1));
   const auto both = [&] {
     MOK_RETURN_IF_ERROR(step.layer.LaunchAll());
     return step.backward.LaunchAll();
   };
-  PrintTimes(timer, "forward + backward", both, passes, floors(3 * forward, 2));
+  PrintTimes(timer, "forward + backward", both, flags, floors(3 * forward, 2));
 }
 
 void CheckSample(const LayerData& data, const LayerResult& result, const std::string& name) {
@@ -350,7 +358,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
     const std::string difference = FirstDifference(result, expected, spec);
     Check(difference.empty(), name + ", repeat", difference.empty() ? "same bits" : difference);
   }
-  TimeSteps(step, data, own_devices, flags.passes);
+  TimeSteps(step, data, own_devices, flags);
   if (!flags.trace) return;
   step.backward.Poison();
   MOK_CHECK(step.backward.LaunchAll().ok() && runtime::Synchronize().ok());
@@ -382,14 +390,10 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
   const struct {
     const char* name;
     bool* flag;
-  } kSwitches[] = {{"small", &flags.small},
-                   {"medium", &flags.medium},
-                   {"model", &flags.model},
-                   {"traffic", &flags.traffic},
-                   {"--trace", &flags.trace},
-                   {"--quick", &flags.quick},
-                   {"--times", &flags.times},
-                   {"--virtual", &flags.virtual_ranks}};
+  } kSwitches[] = {{"small", &flags.small},   {"medium", &flags.medium},
+                   {"model", &flags.model},   {"traffic", &flags.traffic},
+                   {"--trace", &flags.trace}, {"--quick", &flags.quick},
+                   {"--times", &flags.times}, {"--virtual", &flags.virtual_ranks}};
   for (const auto& entry : kSwitches) {
     if (name == entry.name) return *entry.flag = true;
   }
@@ -401,6 +405,8 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
     flags.ranks = static_cast<int>(number);
   } else if (name == "--passes") {
     flags.passes = static_cast<int>(number);
+  } else if (name == "--pause_ms") {
+    flags.pause_ms = static_cast<int>(number);
   } else if (name == "--comm_sms") {
     flags.forward.num_comm_sms = static_cast<int32_t>(number);
   } else if (name == "--sms") {

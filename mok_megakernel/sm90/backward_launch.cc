@@ -143,6 +143,10 @@ class ParamsBuilder {
     program.shared_weight_grad_down_tiles = GradTiles(h, shared, columns);
     program.shared_weight_grad_gate_up_tiles = 2 * GradTiles(shared, h, columns);
     program.kept_macrobatches = arguments_.kept_macrobatches;
+    // Tiles of the shared expert's weight gradients sum over all tokens, those of a routed expert's
+    // over its share of the ring: whether they take more than twice as long.
+    program.early_shared_weight_grads =
+        arguments_.tokens.num_tokens * shape_.num_local_experts > 2 * config_.ring_rows();
     params_.shape.hidden = static_cast<int32_t>(h);
     params_.shape.topk = shape_.topk;
     params_.shape.num_tokens = arguments_.tokens.num_tokens;

@@ -57,6 +57,8 @@ ProgramCase LayerProgram(const LayerModel& layer, const MachineModel& machine, P
       layer.hidden * layer.shared_intermediate / (kRowBlock * kTileColumns);
   shape.shared_weight_grad_down_tiles = static_cast<int32_t>(shared_grad_tiles);
   shape.shared_weight_grad_gate_up_tiles = static_cast<int32_t>(2 * shared_grad_tiles);
+  const int64_t ring_rows = shape.ring.macrobatch_blocks * kRowBlock;
+  shape.early_shared_weight_grads = layer.tokens * layer.experts > 2 * ring_rows;  // as on Hopper
   return result;
 }
 

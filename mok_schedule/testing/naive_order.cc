@@ -55,12 +55,7 @@ class NaiveOrder {
     for (size_t m = 0; m < macrobatches_.size(); ++m) BackwardMacrobatch(m);
     AddTokenBlocks(TaskKind::kSharedInputGrad,
                    shape_.has_shared_expert() ? shape_.hidden_tiles : 0);
-    for (int tile = 0; tile < shape_.shared_weight_grad_down_tiles; ++tile) {
-      Add(TaskKind::kSharedWeightGradDown, -1, tile);
-    }
-    for (int tile = 0; tile < shape_.shared_weight_grad_gate_up_tiles; ++tile) {
-      Add(TaskKind::kSharedWeightGradGateUp, -1, tile);
-    }
+    if (!shape_.early_shared_weight_grads || macrobatches_.empty()) AddSharedWeightGrads();
     for (int expert = 0; expert < static_cast<int>(table_.expert_rows.size()); ++expert) {
       if (table_.expert_rows[expert] == 0) AddWeightGrad(expert, -1);
     }
@@ -70,6 +65,15 @@ class NaiveOrder {
   }
 
  private:
+  void AddSharedWeightGrads() {
+    for (int tile = 0; tile < shape_.shared_weight_grad_down_tiles; ++tile) {
+      Add(TaskKind::kSharedWeightGradDown, -1, tile);
+    }
+    for (int tile = 0; tile < shape_.shared_weight_grad_gate_up_tiles; ++tile) {
+      Add(TaskKind::kSharedWeightGradGateUp, -1, tile);
+    }
+  }
+
   // Minibatch j of macrobatch number m of the execution order; empty where there is none.
   Blocks Minibatch(size_t m, int j) const {
     const std::vector<Blocks>& minibatches = macrobatches_[m].minibatches;
@@ -96,6 +100,7 @@ class NaiveOrder {
     AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, 0), recompute_tiles);
     AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, 1), recompute_tiles);
     AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, 0), shape_.down_grad_tiles);
+    if (shape_.early_shared_weight_grads && m == 0) AddSharedWeightGrads();
     for (int j = 0; j < n; ++j) {
       AddOutputTiles(TaskKind::kRecomputeGateUp, Minibatch(m, j + 2), recompute_tiles);
       AddOutputTiles(TaskKind::kDownGrad, Minibatch(m, j + 1), shape_.down_grad_tiles);

@@ -47,7 +47,8 @@ std::string ProgramCase::Description() const {
              shape.output_panel_blocks, " ", shape.gate_up_panel_blocks, ", exchange tiles ",
              shape.exchange_tiles, ", reduce tiles ", shape.token_reduce_tiles, ", token blocks ",
              shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles, " ",
-             shape.shared_down_grad_tiles, ", kept ", shape.kept_macrobatches, ", rows of experts");
+             shape.shared_down_grad_tiles, ", kept ", shape.kept_macrobatches,
+             shape.early_shared_weight_grads ? ", early" : "", ", rows of experts");
   for (const int32_t rows : table.expert_rows) text += StrCat(" ", rows);
   return text;
 }
@@ -80,6 +81,7 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
   shape.token_reduce_tiles = 1 << std::max<int64_t>(0, Uniform(random, -2, 2));
   shape.token_blocks = Uniform(random, 0, 4);
   shape.kept_macrobatches = static_cast<int32_t>(Uniform(random, 0, 1));
+  shape.early_shared_weight_grads = Uniform(random, 0, 1) == 1;
   if (Uniform(random, 0, 2) > 0) {
     shape.shared_intermediate_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.shared_down_grad_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
