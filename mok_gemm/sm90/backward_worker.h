@@ -424,8 +424,8 @@ class BackwardConsumer : public GemmConsumer<Config> {
       if (kBug == BackwardBug::kReleasesBeforeCopy) this->Release(stage);
       if (kBug != BackwardBug::kNoSyncBeforeCopy) SyncWarp();
       const BoxLines lines = LoadLines(boxes);
-      // The next tensor load into the stage comes after these reads and stores. Before the lines
-      // are stored: the fence waits for whatever its thread has stored, to global memory, too.
+      // The next tensor load into the stage comes after these reads and stores. The lines are
+      // stored last: the fence contains a MEMBAR.CTA, which covers stores to global memory, too.
       if (kBug != BackwardBug::kNoFenceBeforeRelease) FenceProxyAsyncShared();
       SyncWarp();
       if (kBug != BackwardBug::kReleasesBeforeCopy) this->Release(stage);
