@@ -10,6 +10,7 @@
 #include "mok_comm/sm90/scalar_mover.h"
 #include "mok_core/bits.h"
 #include "mok_core/device/device.h"
+#include "mok_core/device/pipeline.h"
 #include "mok_core/device/wait.h"
 
 namespace mok {
@@ -216,7 +217,10 @@ class RowMover {
   MOK_DEVICE void ShowPulling(bool pulls) {
     if (!is_pull_ || pulling_ == nullptr || pulls == shows_pulling_) return;
     shows_pulling_ = pulls;
-    if (lane_ == 0) MbarrierArrive(pulling_);
+    if (lane_ != 0) return;
+    MbarrierArrive(pulling_);
+    // Over at once; compute-sanitizer's synccheck misses it otherwise.
+    SpinWait().ForBarrier(pulling_, pulls ? 0 : 1);
   }
 
   // Pulls of this GPU and pushes of its peer share a direction of the link. Who pulls has been

@@ -27,8 +27,8 @@ constexpr int32_t kGateUpPanelTiles = 8;
 // Row blocks for a quarter of the SMs: with any multiple of four column tiles a minibatch is a
 // whole number of waves, at whose ends the SMs are in step.
 constexpr int32_t kMinibatchTiles = 4;
-// Pushes run at a quarter of their pace beside pulls, which fill the link in the same direction.
-constexpr uint64_t kPushSlowdownBesidePulls = 4;
+// Pushes run at an eighth of their pace beside pulls, which fill the link in the same direction.
+constexpr uint64_t kPushSlowdownBesidePulls = 8;
 constexpr int32_t kSeatsPerCommSm = 6;  // push warps of a block that only exchanges
 
 Status CheckField(const char* name, int64_t value, int64_t low, int64_t high) {
@@ -134,7 +134,8 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
   config.macrobatch_blocks = macrobatch_rows / kRowBlock;
   config.minibatch_blocks = std::min(minibatch_rows / kRowBlock, config.macrobatch_blocks);
   config.output_panel_blocks = PanelBlocks(num_workers, kPanelTiles, config.minibatch_blocks);
-  config.gate_up_panel_blocks = PanelBlocks(num_workers, kGateUpPanelTiles, config.minibatch_blocks);
+  config.gate_up_panel_blocks =
+      PanelBlocks(num_workers, kGateUpPanelTiles, config.minibatch_blocks);
 
   config.exchange_tiles = kExchangeTiles;
   config.token_reduce_tiles = kTokenReduceTiles;

@@ -66,11 +66,11 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
   const pass_internal::TileOperands operands = OperandsOf(p, place, task, is_routed, is_gate_up);
   if (is_gate_up) {
     work.kind = ForwardWork::Kind::kSwiGluGemm;
-    pass_internal::FillGateUp<Gemm>(operands,
-                                    {is_routed ? p.ring.gate : p.shared.gate,
-                                     is_routed ? p.ring.up : p.shared.up,
-                                     is_routed ? p.ring.h : p.shared.h},
-                                    task.tile, shape.swiglu_limit, work.gemm);
+    pass_internal::FillGateUp<Gemm>(
+        operands,
+        {is_routed ? p.ring.gate : p.shared.gate, is_routed ? p.ring.up : p.shared.up,
+         is_routed ? p.ring.h : p.shared.h},
+        task.tile, shape.swiglu_limit, work.gemm);
     return;
   }
   work.kind = ForwardWork::Kind::kGemm;

@@ -38,8 +38,9 @@ struct SeatTasks {
   }
 };
 
-// half: see SeatTasks. The tail is at most two rounds, and does not reach beyond the macrobatch that
-// runs last: no task waits for its pushes but the exit, so that pull warps may come when they can.
+// half: see SeatTasks. The tail is at most two rounds, and does not reach beyond the macrobatch
+// that runs last: no task waits for its pushes but the exit, so that pull warps may come when they
+// can.
 MOK_DEVICE SeatTasks TasksOfSeat(PassMode mode, const ProgramView& program, Queue queue,
                                  const ExchangeSeat& seat, int32_t half) {
   SeatTasks tasks = {seat.first, seat.step, half, 0, 0};

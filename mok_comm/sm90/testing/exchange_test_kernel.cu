@@ -38,9 +38,8 @@ template <Direction kDirection, ExchangeBug kBug>
 MOK_DEVICE bool MoveTiles(const ExchangeTestParams& p, SharedStorage& s, DeviceWait& wait) {
   constexpr bool kIsPull = kDirection == Direction::kPull;
   constexpr int kWarp = kIsPull ? 0 : 1;
-  RowMover<kBug> mover(
-      kDirection, p.counters,
-      {s.chunks[kWarp][0], s.full[kWarp], p.chunk_bytes, kExchangeTestChunkBytes});
+  RowMover<kBug> mover(kDirection, p.counters,
+                       {s.chunks[kWarp][0], s.full[kWarp], p.chunk_bytes, kExchangeTestChunkBytes});
   bool running = true;
   // What a block pulls another one pushes, if there is another.
   const auto blocks = static_cast<int32_t>(GridDimensions().x);
