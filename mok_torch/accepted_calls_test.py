@@ -372,31 +372,21 @@ def test_saved_tensors_that_hooks_have_moved(space):
         assert name == "backward" and args.schedule % 64 == 0
 
 
-def test_no_double_backward(space):
+@pytest.mark.parametrize("macrobatch", [None, 128])
+def test_no_double_backward(space, macrobatch):
+    """The first one is right all the same, also after another one has overwritten the ring."""
     inputs = Inputs(space, requires_grad=True)
+    inputs.config = MoKConfig(macrobatch_size=macrobatch)
     out = inputs.moe()
-    with pytest.raises(NotImplementedError, match="mok_torch: the MoE layer has no double"):
-        d_x = _NoKernels.gradient(out, inputs.x)
-        d_x.sum().backward()
-
-
-class _NoKernels:
-    """Runs a backward whose operator would take the host's engine for the CPU's."""
-
-    @staticmethod
-    def gradient(out, x):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mok_torch.passes.run_backward", lambda *given: None)
-            patch.setattr(_C.Schedule, "load", staticmethod(lambda *given: _FakeSchedule()))
-            (d_x,) = torch.autograd.grad(out.sum(), [x], create_graph=True)
-        return d_x
-
-
-class _FakeSchedule:
-    num_tokens, num_local_experts, num_macrobatches = CASE.tokens[0], CASE.experts, 1
-
-    def info(self):
-        return self
+    torch.autograd.grad(out.sum(), inputs.leaves(), retain_graph=True)
+    gradients = torch.autograd.grad(out.sum(), inputs.leaves(), create_graph=True)
+    name, _, args = space.engine.calls[-1]
+    assert name == "backward" and args.kept_macrobatches == (1 if macrobatch is None else 0)
+    assert args.d_x == gradients[0].data_ptr()
+    for gradient in gradients:
+        assert gradient.requires_grad
+        with pytest.raises(NotImplementedError, match="mok_torch: the MoE layer has no double"):
+            gradient.sum().backward(retain_graph=True)
 
 
 def test_errors_are_reported_where_the_others_are(space):

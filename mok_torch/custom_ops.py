@@ -306,11 +306,16 @@ def _backward(ctx, d_out, *_):
 moe_forward.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def _no_double_backward(ctx, *grads):
+def refuse_double_backward():
+    """Raises in place of a second differentiation."""
     raise NotImplementedError(
         "mok_torch: the MoE layer has no double backward; differentiate it once, without "
         "create_graph=True"
     )
+
+
+def _no_double_backward(ctx, *grads):
+    refuse_double_backward()
 
 
 moe_backward.register_autograd(_no_double_backward)

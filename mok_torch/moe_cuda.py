@@ -25,7 +25,7 @@ from mok_torch.groups import SingleRank
 from mok_torch.passes import LayerGrads, WeightGrads
 from mok_torch.plan import Plan, capacity_rows, tokens_in_plan
 from mok_torch.ring import DeviceRing
-from mok_torch.workspace import DEFAULT_HANDLE, Workspace
+from mok_torch.workspace import Workspace
 
 _NUM_INPUTS = 9  # LayerTensors.tensors()
 
@@ -47,13 +47,11 @@ class Run(NamedTuple):
     """One call.
 
     Attributes:
-      handle: what the operators know the workspace by.
       inputs: addresses of LayerTensors.tensors().
       routes: [..., K], contiguous.
     """
 
     workspace: Workspace
-    handle: int
     engine: CudaEngine
     call: MoeCall
     inputs: Sequence[int]
@@ -103,8 +101,7 @@ def find(
     call = engine.accepted.find(key)
     if call is None:
         return key, None
-    handle = DEFAULT_HANDLE if workspace is None else owner.handle
-    return key, Run(owner, handle, engine, call, key.addresses[:_NUM_INPUTS], topk_idx)
+    return key, Run(owner, engine, call, key.addresses[:_NUM_INPUTS], topk_idx)
 
 
 def check(inputs: Sequence, swiglu_limit: float | None, key: CallKey | None) -> tuple[Run, object]:
@@ -131,8 +128,7 @@ def check(inputs: Sequence, swiglu_limit: float | None, key: CallKey | None) -> 
         call = MoeCall(schedule, forward, plan, plan.ring_rows < capacity)
         if owner.ep_size == 1 or plan.num_experts:  # else the ranks have to meet every time
             engine.accepted.add(key, call)
-    handle = inputs[-2]
-    return Run(owner, handle, engine, call, passes.addresses(layer.tensors()), routes), layer
+    return Run(owner, engine, call, passes.addresses(layer.tensors()), routes), layer
 
 
 def run(run: Run, tensors: Sequence[Tensor | None]) -> Tensor:
@@ -182,16 +178,32 @@ class _Moe(torch.autograd.Function):
             return (None,) * (1 + _NUM_INPUTS)
         run, needed = ctx.run, ctx.needs_input_grad[1:]
         saved = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph: the operator refuses a second differentiation
-            return None, *_differentiable_backward(run, d_out, saved, needed)
         kept = ctx.kept_macrobatches
         if run.call.may_overwrite:
             ctx.kept_macrobatches = 0
         try:
-            return None, *_backward(run, d_out, saved, needed, kept)
+            with torch.no_grad():
+                gradients = _backward(run, d_out, saved, needed, kept)
         except Exception as error:
             run.workspace.report(error, _C.OP_BACKWARD)
             raise
+        if torch.is_grad_enabled():  # create_graph
+            gradients = _NoDoubleBackward.apply(gradients, d_out, *saved[:_NUM_INPUTS])
+        return None, *gradients
+
+
+class _NoDoubleBackward(torch.autograd.Function):
+    """apply(gradients, what they are functions of): the gradients."""
+
+    @staticmethod
+    def forward(ctx, gradients, *inputs):
+        del inputs
+        ctx.set_materialize_grads(False)
+        return gradients
+
+    @staticmethod
+    def backward(ctx, *d_gradients):
+        custom_ops.refuse_double_backward()
 
 
 def _backward(run: Run, d_out: Tensor, saved, needed, kept_macrobatches: int):
@@ -251,16 +263,3 @@ def _new_grads(tensors, needed) -> LayerGrads:
         routed=WeightGrads(*d_weights[:3]),
         shared=WeightGrads(*d_weights[3:]),
     )
-
-
-def _differentiable_backward(run: Run, d_out: Tensor, saved, needed):
-    """The same by the operator, which has an error as its derivative."""
-    x, topk_weight, *weights, words, buffer = saved
-    ring = run.call.forward.layout.views(buffer)
-    limit = run.call.forward.swiglu_limit or None
-    settings = (run.handle, list(run.call.plan), limit, list(needed[2:8]))
-    d_x, d_topk_weight, *d_weights, d_scale = custom_ops.moe_backward(
-        d_out, x, topk_weight, *weights, words, *ring, *settings
-    )
-    d_weights = [g if wanted else None for g, wanted in zip(d_weights, needed[2:8], strict=True)]
-    return d_x, d_topk_weight, *d_weights, d_scale if needed[-1] else None
