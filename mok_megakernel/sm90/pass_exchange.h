@@ -6,6 +6,7 @@
 #include "mok_comm/sm90/row_mover.h"
 #include "mok_core/device/device.h"
 #include "mok_megakernel/sm90/pass_storage.h"
+#include "mok_megakernel/sm90/seat_tasks.h"
 #include "mok_schedule/program_cursor.h"
 #include "mok_schedule/program_dependencies.h"
 
@@ -23,39 +24,19 @@ struct ExchangeSeat {
   uint64_t* pulling;  // see RowMover; null: several warps of a block pull
 };
 
-// Which tasks of a queue are a seat's: those of a step, and from `tail` on, a multiple of the step,
-// those of two steps.
-struct SeatTasks {
-  int32_t first, step;
-  int32_t half;  // in the tail: 0 for the push warp, 1 for the pull warp, which has no others
-  int64_t tail, count;
-
-  MOK_DEVICE int64_t begin() const { return half == 0 ? 0 : tail / step; }
-  // The seat's n-th task, n >= begin(); none if not less than `count`.
-  MOK_DEVICE int64_t At(int64_t n) const {
-    const int64_t index = n * step;
-    return first + (index < tail ? index : index + index - tail + half * step);
-  }
-};
-
-// half: see SeatTasks. The tail is at most two rounds, and does not reach beyond the macrobatch
-// that runs last: no task waits for its pushes but the exit, so that pull warps may come when they
-// can.
+// half: see SeatTasks. The tail does not reach beyond the macrobatch that runs last: no task waits
+// for its pushes but the exit, so that pull warps may come when they can.
 MOK_DEVICE SeatTasks TasksOfSeat(PassMode mode, const ProgramView& program, Queue queue,
                                  const ExchangeSeat& seat, int32_t half) {
-  SeatTasks tasks = {seat.first, seat.step, half, 0, 0};
-  if (mode == PassMode::kReduceOnly) return tasks;
-  tasks.count = program.NumTasks(queue);
-  tasks.tail = tasks.count + seat.step;
-  if (queue == Queue::kPush && seat.shares_pushes) {
+  const int64_t count = mode == PassMode::kReduceOnly ? 0 : program.NumTasks(queue);
+  int64_t most = 0;
+  if (queue == Queue::kPush && seat.shares_pushes && program.num_macrobatches() > 0) {
+    // The last macrobatch is the smallest, whichever runs last.
     const RingPlan& ring = program.shape().ring;
-    const int64_t macrobatches = program.num_macrobatches();
-    const int64_t blocks = macrobatches > 0 ? ring.blocks_in_macrobatch(macrobatches - 1) : 0;
-    const int64_t last = blocks * program.shape().exchange_tiles, two = 2 * seat.step;
-    tasks.tail = tasks.count - (last < two ? last : two) + seat.step - 1;
+    most =
+        ring.blocks_in_macrobatch(program.num_macrobatches() - 1) * program.shape().exchange_tiles;
   }
-  tasks.tail -= static_cast<uint32_t>(tasks.tail) % static_cast<uint32_t>(seat.step);
-  return tasks;
+  return {seat.first, seat.step, half, TailOfQueue(count, most, seat.step), count};
 }
 
 // The tasks of a seat in order. Decoding and dependencies take an SM a microsecond, so every lane
