@@ -73,10 +73,17 @@ def _refuse_capture(device: torch.device):
         )
 
 
+def stream_object(stream: int, device: torch.device):
+    """PyTorch's object for a cudaStream_t of the GPU."""
+    if stream == 0:  # to ExternalStream 0 is no stream at all: it would make a new one
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(stream, device=device)
+
+
 def keep_for_stream(stream: int, device: torch.device, allocated_on: int, memory: Tensor):
     """Tells PyTorch's allocator that `stream` uses memory that belongs to another stream."""
     if stream != allocated_on:
-        memory.record_stream(torch.cuda.ExternalStream(stream, device=device))
+        memory.record_stream(stream_object(stream, device))
 
 
 def aligned_bytes(num_bytes: int, device: torch.device) -> Tensor:
@@ -262,7 +269,7 @@ class CudaEngine:
         self._stream = stream
 
     def _stream_object(self, stream: int):
-        return torch.cuda.ExternalStream(stream, device=self.device)
+        return stream_object(stream, self.device)
 
     def _follow_all_ranks(self):
         """Orders what this rank queues next after what all ranks have queued so far."""

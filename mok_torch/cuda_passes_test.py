@@ -288,6 +288,18 @@ def test_calls_of_two_threads_are_queued_one_after_the_other(engine):
     assert [what for _, what, *_ in engine.log] == ["after", "forward", "error"]
 
 
+def test_streams_are_the_ones_that_were_meant(monkeypatch):
+    """The default stream is 0, which torch.cuda.ExternalStream takes for "a new one"."""
+    device, recorded = torch.device("cuda", 1), []
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: ("default", device))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream, device: (stream, device))
+    memory = SimpleNamespace(record_stream=recorded.append)
+    for stream, allocated_on in ((0, 5), (5, 0), (5, 5), (0, 0)):
+        cuda_engine.keep_for_stream(stream, device, allocated_on, memory)
+    assert recorded == [("default", device), (5, device)]
+    assert cuda_engine.stream_object(0, device) == ("default", device)
+
+
 def test_scratch_is_kept_and_grows(engine):
     """Calls share it; what a graph was captured with outlives growth."""
     engine._scratch = torch.empty(100, dtype=torch.uint8)
