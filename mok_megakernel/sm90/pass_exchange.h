@@ -30,7 +30,8 @@ MOK_DEVICE SeatTasks TasksOfSeat(PassMode mode, const ProgramView& program, Queu
                                  const ExchangeSeat& seat, int32_t half) {
   const int64_t count = mode == PassMode::kReduceOnly ? 0 : program.NumTasks(queue);
   int64_t most = 0;
-  if (queue == Queue::kPush && seat.shares_pushes && program.num_macrobatches() > 0) {
+  const bool has_pushes = count > 0 && program.num_macrobatches() > 0;
+  if (queue == Queue::kPush && seat.shares_pushes && has_pushes) {
     // The last macrobatch is the smallest, whichever runs last.
     const RingPlan& ring = program.shape().ring;
     most =

@@ -23,7 +23,7 @@ struct SeatTasks {
 };
 
 // The tail that makes the two warps of a seat share at most two rounds, and no more than the last
-// `most` tasks but for rounding.
+// `most` <= count tasks but for rounding.
 MOK_HOST_DEVICE inline int64_t TailOfQueue(int64_t count, int64_t most, int32_t step) {
   const int64_t two_rounds = 2 * int64_t{step};
   const int64_t begin = count - (most < two_rounds ? most : two_rounds) + step - 1;
