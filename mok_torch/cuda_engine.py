@@ -226,9 +226,8 @@ class CudaEngine:
         """Scratch for a call on the current stream, which from here on follows the last call's."""
         capturing = self.is_capturing()
         self._follow_last_call(capturing)
-        memory = self._scratch
-        if memory.numel() < scratch_bytes:
-            memory = self._more_scratch(scratch_bytes, capturing)
+        enough = self._scratch.numel() >= scratch_bytes
+        memory = self._scratch if enough else self._more_scratch(scratch_bytes, capturing)
         if self._poisoned:
             memory.fill_(0xFF)
         return memory

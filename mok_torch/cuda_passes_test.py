@@ -1,6 +1,7 @@
 """What reaches the engine of a GPU, without one: sizes, addresses, errors. Needs a CUDA build."""
 
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -322,6 +323,21 @@ def test_scratch_is_kept_and_grows(engine):
     forward(engine, 1001)
     assert engine._kept_scratch == [grown] and engine._scratch.numel() == 2000
     assert engine.info()["scratch_bytes"] >= 2000
+
+
+def test_scratch_that_grows_is_not_there_twice(engine, monkeypatch):
+    engine._scratch = torch.empty(1000, dtype=torch.uint8)
+    first, allocate, alive = weakref.ref(engine._scratch), cuda_engine.aligned_bytes, []
+
+    def watch(num_bytes, device):
+        if num_bytes:
+            alive.append(first() is not None)
+        return allocate(num_bytes, device)
+
+    monkeypatch.setattr(cuda_engine, "aligned_bytes", watch)
+    engine.stream = engine._stream
+    forward(engine, 5000)
+    assert engine._scratch.numel() == 5000 and alive == [False]
 
 
 class _CallsBackward(torch.autograd.Function):
