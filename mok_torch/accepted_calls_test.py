@@ -6,9 +6,9 @@ On the host's memory, through a workspace whose engine only records. Needs a CUD
 import pytest
 import torch
 
-from mok_torch import _C, cuda_passes, functional, moe_cuda
+from mok_torch import _C, functional
 from mok_torch.accepted_calls import AcceptedCalls, exactly, key_of_call
-from mok_torch.cuda_test_support import CASE, make_space
+from mok_torch.cuda_test_support import CASE, let_host_be_gpu, make_space
 from mok_torch.functional import MainGrads, MoKConfig, SharedExpert
 from mok_torch.ring import DeviceRing
 from mok_torch.test_support import routed_batch
@@ -19,12 +19,7 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def space(monkeypatch):
     """Its GPU is the host."""
-    monkeypatch.setattr(cuda_passes, "_WORDS_ALIGNMENT", 64)  # of PyTorch's memory on the host
-    monkeypatch.setattr(moe_cuda, "applies", lambda x: type(x) is torch.Tensor)
-    make_plan = functional.make_plan
-    monkeypatch.setattr(
-        functional, "make_plan", lambda *given: make_plan(*given[:6], "cuda", *given[7:])
-    )
+    let_host_be_gpu(monkeypatch)
     return make_space()
 
 

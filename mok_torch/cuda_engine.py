@@ -134,7 +134,7 @@ class CudaEngine:
         self._records = torch.zeros(self.memory.record_bytes, dtype=torch.uint8, pin_memory=True)
         self._stream = stream_address(device)  # of the last call
         # Calls follow each other, so they share it.
-        self._scratch = aligned_bytes(0, device)
+        self._scratch = aligned_bytes(self.memory.error_scratch_bytes, device)
         self._kept_scratch: list[Tensor] = []  # graphs hold its address
         # Calls whose arguments have passed all checks, see accepted_calls.py.
         self.accepted = AcceptedCalls()
@@ -217,11 +217,6 @@ class CudaEngine:
                 launch(layer, args)
                 self._follow_all_ranks()
 
-    def reserve_scratch(self, num_bytes: int):
-        """Allocates what calls of so much scratch need, so that they cannot fail for want of it."""
-        with self._lock:
-            self._enter_stream(num_bytes)
-
     def _enter_stream(self, scratch_bytes: int) -> Tensor:
         """Scratch for a call on the current stream, which from here on follows the last call's."""
         capturing = self.is_capturing()
@@ -240,7 +235,12 @@ class CudaEngine:
             num_bytes = max(num_bytes, 2 * self._scratch.numel())  # so that few are kept
         # The old one goes first: the allocator may need its memory.
         self._scratch = aligned_bytes(0, self.device)
-        self._scratch = aligned_bytes(num_bytes, self.device)
+        try:
+            self._scratch = aligned_bytes(num_bytes, self.device)
+        except Exception:
+            # The others are told of the failure, which takes some.
+            self._scratch = aligned_bytes(self.memory.error_scratch_bytes, self.device)
+            raise
         return self._scratch
 
     def current_stream(self) -> int:

@@ -195,12 +195,20 @@ def pass_call(
     swiglu_limit: float,
     is_backward: bool = False,
 ) -> PassCall:
-    """Sizes of a pass. swiglu_limit: 0 for none."""
+    """Sizes of a pass. swiglu_limit: 0 for none.
+
+    Refuses in the forward already what only the backward would find wrong: a rank that fails in a
+    backward leaves the others alone there.
+    """
     _check_age(sizes, engine)
     widths = (layer.intermediate, layer.shared_intermediate)
     struct = _layer_struct(plan, layer.num_tokens, sizes[2:5])
     struct.intermediate, struct.shared_intermediate = widths
-    struct.num_comm_sms = plan.bwd_num_comm if is_backward else plan.fwd_num_comm
+    num_comm = (plan.fwd_num_comm, plan.bwd_num_comm)
+    if num_comm[not is_backward] != num_comm[is_backward]:
+        struct.num_comm_sms = num_comm[not is_backward]
+        engine.layer_memory(struct)
+    struct.num_comm_sms = num_comm[is_backward]
     memory = engine.layer_memory(struct)
     scratch = memory.backward_scratch_bytes if is_backward else memory.forward_scratch_bytes
     shapes = ring_shapes(layer.x.shape[1], sizes.ring_rows, layer.num_tokens, *widths)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
+from mok_torch import cuda_passes, functional, moe_cuda
 from mok_torch import workspace as workspaces
 from mok_torch.accepted_calls import AcceptedCalls
 from mok_torch.checks import LayerTensors, check_layer
@@ -77,6 +78,16 @@ class HostEngine(CudaEngine):
     def layer_memory(self, layer):
         self.num_plans += 1
         return self.sizes
+
+
+def let_host_be_gpu(monkeypatch):
+    """functional's calls on tensors of the host go the way of tensors of a GPU."""
+    monkeypatch.setattr(cuda_passes, "_WORDS_ALIGNMENT", 64)  # of PyTorch's memory on the host
+    monkeypatch.setattr(moe_cuda, "applies", lambda x: type(x) is torch.Tensor)
+    make_plan = functional.make_plan
+    monkeypatch.setattr(
+        functional, "make_plan", lambda *given: make_plan(*given[:6], "cuda", *given[7:])
+    )
 
 
 def make_space(max_tokens: int = 64) -> Workspace:

@@ -300,7 +300,8 @@ def backward(
     tensors = (x, router_weights, *routed, *shared)
     place, call = _find_pass(settings, workspace, schedule, (*tensors, d_output, buffer))
     if call is not None and buffer is not None and _fits(context, call):
-        grads = _new_grads(tensors, weight_grad_dtype, main_grads)
+        with workspace.reporting_errors(_C.OP_BACKWARD):
+            grads = _new_grads(tensors, weight_grad_dtype, main_grads)
         operands = (d_output, _consume(context, schedule), grads)
         inputs = place.key.addresses[: len(tensors)]
         held = (buffer, context.stream)
@@ -390,7 +391,7 @@ def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limi
     if not isinstance(context, ForwardContext):
         raise TypeError(f"context: expected a ForwardContext, got {type(context).__name__}")
     ring = context.ring
-    if isinstance(ring, DeviceRing):
+    if isinstance(ring, DeviceRing) and isinstance(schedule.engine, CudaSchedule):
         layout = RingLayout.of_shapes(passes.layer_ring_shapes(layer, schedule.plan.ring_rows))
         if context.layout != layout:
             raise ValueError(f"context.layout: expected {layout}, got {context.layout}")

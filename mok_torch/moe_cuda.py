@@ -177,11 +177,11 @@ class _Moe(torch.autograd.Function):
         if d_out is None:
             return (None,) * (1 + _NUM_INPUTS)
         run, needed = ctx.run, ctx.needs_input_grad[1:]
-        saved = ctx.saved_tensors
-        kept = ctx.kept_macrobatches
-        if run.call.may_overwrite:
-            ctx.kept_macrobatches = 0
         try:
+            saved = ctx.saved_tensors  # hooks may run, and fail
+            kept = ctx.kept_macrobatches
+            if run.call.may_overwrite:
+                ctx.kept_macrobatches = 0
             with torch.no_grad():
                 gradients = _backward(run, d_out, saved, needed, kept)
         except Exception as error:

@@ -239,8 +239,8 @@ class Workspace:
         """False once a rank has not come to a call within the timeout, or has left for good."""
         try:
             if self.on_gpu:
+                self.engine.check_ranks()  # may wait for a pass that runs into its timeout
                 self.engine.check_usable()
-                self.engine.check_ranks()
             else:
                 self.engine.check()
         except Exception:  # of the class of the rank's own error
