@@ -34,9 +34,9 @@ class MoKConfig:
       isa: instruction set of the host engine, for example "avx512"; None: the best of this
         machine. The one exception to the rule above: results of two instruction sets may differ in
         the last bits, so all ranks must take the same one.
-      timeout_seconds: how long a rank waits for another one before it raises RankTimeoutError. Long
-        enough for a rank that compiles or saves a checkpoint while the others wait. Read when a
-        workspace is created.
+      timeout_seconds: how long a rank waits for another one in a pass or a schedule before it
+        raises RankTimeoutError. Long enough for a rank that compiles or saves a checkpoint while
+        the others wait. Read when a workspace is created.
       num_sms: SMs that a pass occupies on a GPU, those for exchange only included. None: all. Fewer
         leave room for other kernels, see "On GPUs" in mok_torch/README.md. Ignored on the host.
     """

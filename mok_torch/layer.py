@@ -286,8 +286,10 @@ class MoELayer(nn.Module):
                 swiglu_limit=self.swiglu_limit,
                 num_experts=self.num_experts,
             )
-            out = out if beside is None else beside + out
-            return out.to(x.dtype).reshape(x.shape)
+            out = (out if beside is None else beside + out).to(x.dtype)
+            # Not a view, whose in-place change would detach hooks on it (of FSDP2, for one) from
+            # the graph. Nobody else has this memory.
+            return torch.ops.aten._unsafe_view(out, x.shape)
 
     def _check_input(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):

@@ -456,6 +456,20 @@ def test_failing_router_of_one_rank_raises_on_every_rank(warm):
     assert torch.equal(*run_on_ranks(work, 2))
 
 
+@pytest.mark.parametrize("gradient_block", [None, 4])
+@pytest.mark.parametrize("shape", [(6, 32), (2, 3, 32), (32,), (2, 0, 32)])
+def test_outputs_are_no_views(shape, gradient_block):
+    """Hooks of wrappers on an output outlive its change in place."""
+    layer = MoELayer(32, 16, 4, 2, shared_intermediate_size=8, gradient_block=gradient_block)
+    out = layer(torch.randn(shape))
+    assert out.shape == shape and not out._is_view()
+    ran = []
+    out.register_hook(ran.append)
+    out += 1
+    out.sum().backward()
+    assert len(ran) == 1
+
+
 def test_printing_names_rank_and_sizes():
     text = repr(make_layer(InProcessGroup(2).member(1)))
     assert "rank=1 of 2" in text and "experts=3..4" in text and "num_experts=5" in text

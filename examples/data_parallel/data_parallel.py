@@ -7,6 +7,7 @@ parallel.py tells which parameter belongs to whom.
 """
 
 import rich.console
+import torch
 from absl import app, flags
 
 from examples.data_parallel import parallel
@@ -21,6 +22,13 @@ _STEPS = flags.DEFINE_integer("steps", 20, "Optimizer steps.", lower_bound=1)
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 2, "Of a step.", lower_bound=1)
 _CHECKPOINTING = flags.DEFINE_bool("checkpointing", True, "Recompute each block's activations.")
 _DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "cuda"], "Where the ranks train.")
+
+
+def check_device(device: str) -> bool:
+    """Validator of --device."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise flags.ValidationError("cuda: PyTorch finds no GPU")
+    return True
 
 
 def settings_of_flags() -> Settings:
@@ -57,4 +65,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    flags.register_validator("device", check_device)
     app.run(main)

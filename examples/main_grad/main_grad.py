@@ -33,6 +33,7 @@ from mok_torch import MoELayer, functional
 from mok_torch.fan_out import fan_out
 from mok_torch.groups import DistributedGroup, SingleRank
 from mok_torch.layer import PRECISIONS, output_gate
+from mok_torch.router import count_routes
 
 
 @dataclasses.dataclass
@@ -147,10 +148,14 @@ class MainGradMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of tokens x [..., H], in x's shape and dtype. Collective."""
         layer = self.layer
+        if x.dim() == 0 or x.shape[-1] != layer.hidden_size:
+            raise ValueError(f"x: expected shape [..., {layer.hidden_size}], got {list(x.shape)}")
         with torch.autocast(x.device.type, enabled=False):
             # Three users, as in the layer: their gradients are added with one rounding.
             tokens, to_router, to_gate = fan_out(x.reshape(-1, layer.hidden_size), 3)
             routes = layer.router(to_router)
+            # For layer.update_expert_bias().
+            layer.expert_load.copy_(count_routes(routes.topk_idx, layer.num_experts))
             shared, scale = layer.shared_expert, None
             if shared is not None and shared.gate_weight is not None:
                 scale = output_gate(to_gate, shared.gate_weight)

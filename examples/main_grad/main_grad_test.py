@@ -187,3 +187,17 @@ def test_ranks_have_the_bits_of_one():
 def test_gradient_blocks_are_refused():
     with pytest.raises(ValueError, match="layer: expected gradient_block None, got 8"):
         MainGradMoE(make_layer(gradient_block=8), TOKENS)
+
+
+def test_the_router_learns_its_load():
+    (x, _), *_ = microbatches()
+    layer, ordinary = make_layer(scoring="sigmoid"), make_layer(scoring="sigmoid")
+    MainGradMoE(layer, TOKENS)(x)
+    ordinary(x)
+    assert layer.expert_load.sum() == 2 * TOKENS
+    assert torch.equal(layer.expert_load, ordinary.expert_load)
+
+
+def test_tokens_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"expected shape \[..., 64\], got \[2, 32\]"):
+        MainGradMoE(make_layer(), TOKENS)(torch.zeros(2, 32, dtype=BF16))

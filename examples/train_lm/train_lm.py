@@ -58,7 +58,9 @@ _SEQUENCES_AT_ONCE = flags.DEFINE_integer(
 )
 _CUDA_GRAPH = flags.DEFINE_bool("cuda_graph", True, "On GPUs, replay a step as one CUDA graph.")
 _PRECISION = flags.DEFINE_enum("precision", "bf16", ["bf16", "fp32"], "Of the MoE layers.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the weights and of the order of the text.")
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Of the weights and of the order of the text.", lower_bound=0, upper_bound=2**63 - 1
+)
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "The largest of the schedule.")
 _LOSS_LOG = flags.DEFINE_string("loss_log", None, "File for one JSON object a step.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", _OUTPUT + ".pt", "Where the trained model goes.")
@@ -66,6 +68,7 @@ _PLOT = flags.DEFINE_string("plot", _OUTPUT + ".png", "Where the loss and load c
 _SAMPLE = flags.DEFINE_integer("sample", 300, "Bytes of text to generate; 0: none.", lower_bound=0)
 
 _PROMPT = b"The statement "
+_PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
 def output_path(path: str | None) -> str | None:
@@ -96,6 +99,8 @@ def batch_of_step() -> int:
 def check_batch(_: int | None) -> bool:
     """Validator of --batch. (Validators run when all flags have values.)"""
     batch, count, at_once = batch_of_step(), num_ranks(), model_config().sequences_at_once
+    if count == 0:
+        return True  # check_device says that there is no GPU
     if batch % count:
         raise flags.ValidationError(
             f"must be a multiple of --ranks: {batch} sequences, {count} ranks"
@@ -133,6 +138,8 @@ def check_output(flag_value: str | None) -> bool:
     path = output_path(flag_value)
     if path is None:
         return True
+    if not flag_value:
+        raise flags.ValidationError("must name a file")
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
         raise flags.ValidationError(f"there is no folder {folder}")
@@ -141,6 +148,13 @@ def check_output(flag_value: str | None) -> bool:
     target = path if os.path.exists(path) else folder
     if not os.access(target, os.W_OK):
         raise flags.ValidationError(f"{target} is not writable")
+    return True
+
+
+def check_plot(path: str | None) -> bool:
+    """Validator of --plot, beside check_output."""
+    if path is not None and os.path.splitext(path)[1] not in _PLOT_FORMATS:
+        raise flags.ValidationError(f"must end in {', '.join(_PLOT_FORMATS)}, got {path}")
     return True
 
 
@@ -214,6 +228,7 @@ def show_result(console: rich.console.Console, settings: Settings, unigram: floa
 if __name__ == "__main__":
     flags.register_validator("device", check_device)
     flags.register_validator("batch", check_batch)
+    flags.register_validator("plot", check_plot)
     flags.register_validator("learning_rate", check_learning_rate)
     for output in ("loss_log", "checkpoint", "plot"):
         flags.register_validator(output, check_output)

@@ -164,6 +164,8 @@ def test_cuda_needs_a_gpu(monkeypatch):
         with flagsaver.flagsaver(device="cuda", ranks=num_ranks):
             with pytest.raises(flags.ValidationError, match=text):
                 train_lm.check_device("cuda")
+    with flagsaver.flagsaver(device="cuda"):
+        assert train_lm.check_batch(None)  # leaves the message to check_device
 
 
 def test_sizes():
@@ -205,6 +207,7 @@ def test_learning_rate_must_be_positive(rate):
     [
         ("/nowhere/model.pt", "there is no folder /nowhere"),
         ("/", "must be a file, but / is a folder"),
+        ("", "must name a file"),
         # A folder that not even root may write to.
         ("/proc/self/model.pt", "/proc/self is not writable"),
     ],
@@ -212,6 +215,12 @@ def test_learning_rate_must_be_positive(rate):
 def test_output_files_must_be_writable(path, text):
     with pytest.raises(flags.ValidationError, match=text):
         train_lm.check_output(path)
+
+
+def test_plots_are_pictures():
+    assert train_lm.check_plot(None) and train_lm.check_plot("/tmp/curves.svg")
+    with pytest.raises(flags.ValidationError, match=r"must end in .png, .pdf, .svg, got a.xyz"):
+        train_lm.check_plot("a.xyz")
 
 
 def test_fewer_experts_than_a_token_visits_are_a_flag_error():
