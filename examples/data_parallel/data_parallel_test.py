@@ -88,6 +88,7 @@ def test_gradients_are_those_of_one_process(tmp_path, strategy):
 def test_program_under_torchrun(tmp_path):
     """Two ranks, without replicas."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--local-addr=127.0.0.1"]  # a host's name may not resolve to where it listens
     command += [data_parallel.__file__, "--steps=3", "--strategy=ddp"]
     result = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
