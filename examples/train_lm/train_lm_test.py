@@ -103,6 +103,7 @@ def test_groups_compute_the_same_model():
 
 def test_program_under_torchrun(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--local-addr=127.0.0.1"]  # a host's name may not resolve to where it listens
     command += [train_lm.__file__, "--batch=2", "--steps=2", "--experts=4", "--sample=0"]
     command += [f"--{flag}={tmp_path / flag}" for flag in ("checkpoint", "loss_log", "plot")]
     command[-1] += ".png"
