@@ -1,7 +1,7 @@
 """functional.moe on a GPU in eager mode: an autograd function that queues the kernels itself.
 
 The operators of custom_ops.py are for tracing: a compiler, or a mode that looks at every operator.
-What the dispatcher and torch.library cost the host for one call is more than the kernels' launches,
+One call of a custom operator of PyTorch costs the host more than the kernels' launches,
 so calls that nobody traces go this way. It does the same arithmetic, and keeps the same for the
 backward; being no operator, it may let the backward overwrite the ring instead of a copy of it, and
 have a second backward of the same forward recompute what the first one overwrote.

@@ -88,7 +88,7 @@ def few_terms_limit(case: Case) -> float:
 
     The squares of the roundings' errors average out over the T * H elements of out and over the
     elements of h, of which fewer count, as few are large: docs/numerics.md has the measurements.
-    Above 4e-3, the limit of large tensors, for all layers of a size for tests only.
+    Small layers exceed 4e-3, the limit of large ones, by these roundings alone.
     """
     tokens = sum(case.tokens)
     h_elements = tokens * (case.topk * case.intermediate + case.shared)
