@@ -70,6 +70,20 @@ TEST(OrderTimelineTest, MacrobatchBoundariesCostNothing) {
   }
 }
 
+// DownGrad of a whole minibatch lies between two of InputGrad, and hides the rows being sent. In
+// the Hopper kernel's minibatches and panels.
+TEST(OrderTimelineTest, AWindowOfAMinibatchCostsNothing) {
+  for (const LayerModel& layer : {kKimiModel, kKimiTraffic, kQwenModel, kQwenTraffic}) {
+    OrderOptions options;
+    options.num_macrobatches = 2;
+    options.minibatch_blocks = 33;
+    options.output_panel_blocks = 11;
+    const double all = MeasureRatios(layer, Pass::kBackward, options, true).pipelined;
+    options.d_x_window_minibatches = 1;
+    EXPECT_LT(MeasureRatios(layer, Pass::kBackward, options, true).pipelined, 1.001 * all);
+  }
+}
+
 // With twice the minibatch the last rows leave late, unless Down computes them panel by panel.
 TEST(OrderTimelineTest, PanelsOfDownShortenTheTail) {
   OrderOptions options;

@@ -72,6 +72,20 @@ class DependencyList {
             WeightGradSignals(expert, task_.macrobatch - 1));
   }
 
+  // The rows of d_x that were in the block's place of the window have been sent. Without a window
+  // DownGrad has waited for that.
+  MOK_HOST_DEVICE void WaitForWindow() {
+    const ProgramShape& shape = program_.shape();
+    const int64_t ring = shape.ring.macrobatch_blocks, slots = shape.d_x_slots();
+    if (slots == ring) return;
+    int64_t slot = Slot() - slots, occupants = task_.macrobatch + int64_t{1};
+    if (slot < 0) {  // of the macrobatch before
+      slot += ring;
+      --occupants;
+    }
+    WaitFor(CounterFamily::kReverseDispatched, slot, occupants * shape.exchange_tiles);
+  }
+
   // The three buffers a weight gradient tile reads and writes: the rows, and both ends of the
   // carry.
   MOK_HOST_DEVICE void WaitForPiece() {
@@ -214,8 +228,8 @@ MOK_HOST_DEVICE inline void ListBackwardDependencies(const ProgramShape& shape, 
       list.SignalSlot(CounterFamily::kDownGradDone);
       break;
     case TaskKind::kInputGrad:
-      // Overwrites d_x, which the ReverseDispatch that DownGrad waited for has read.
       list.WaitForSlot(CounterFamily::kDownGradDone, Occupant::kThis);  // d_gate and d_up
+      list.WaitForWindow();                                             // overwrites d_x
       list.SignalSlot(CounterFamily::kInputGradDone);
       break;
     case TaskKind::kReverseDispatch:

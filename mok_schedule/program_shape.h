@@ -43,6 +43,10 @@ struct ProgramShape {
   // experts', behind the first minibatch of DownGrad. The last tasks should be short; in exchange
   // the first rows to come in have more to hide behind.
   bool early_shared_weight_grads = false;
+  // Row blocks of the buffer between InputGrad and ReverseDispatch, whose rows nobody reads again
+  // once they have been sent; row block b lies in slot b % d_x_slots(). At least a minibatch, which
+  // InputGrad is ahead of what has been sent; 0, and at most: as many as the ring has.
+  int64_t d_x_window_blocks = 0;
 
   // Exchange tile t moves rows t * n .. t * n + n - 1 of its row block, as far as they are valid.
   MOK_HOST_DEVICE int32_t rows_per_exchange_tile() const { return kRowBlock / exchange_tiles; }
@@ -54,6 +58,10 @@ struct ProgramShape {
   }
   MOK_HOST_DEVICE bool is_shared_recomputed() const {
     return pass == Pass::kBackward && kept_macrobatches == 0;
+  }
+  MOK_HOST_DEVICE int64_t d_x_slots() const {
+    const bool is_window = d_x_window_blocks > 0 && d_x_window_blocks < ring.macrobatch_blocks;
+    return is_window ? d_x_window_blocks : ring.macrobatch_blocks;
   }
   MOK_HOST_DEVICE int64_t weight_grad_tiles() const {
     return int64_t{weight_grad_down_tiles} + weight_grad_gate_up_tiles;

@@ -100,7 +100,7 @@ struct Wait {
   uint64_t target;       // >= 1
 };
 
-inline constexpr int kMaxWaits = 6;
+inline constexpr int kMaxWaits = 3;
 inline constexpr int kMaxSignals = 2;
 // Of the tasks of one pass.
 MOK_HOST_DEVICE constexpr int MaxWaits(Pass pass) { return pass == Pass::kForward ? 2 : kMaxWaits; }

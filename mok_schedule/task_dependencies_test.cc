@@ -179,6 +179,7 @@ const std::set<WaitClass> kBackwardWaits = {
     {K::kDownGrad, F::kRecomputeDone, false},
     {K::kDownGrad, F::kReverseDispatched, false},
     {K::kInputGrad, F::kDownGradDone, false},
+    {K::kInputGrad, F::kReverseDispatched, false},
     {K::kReverseDispatch, F::kInputGradDone, false},
     {K::kWeightGradDown, F::kDownGradDone, false},
     {K::kWeightGradDown, F::kWeightGradDone, false},

@@ -412,6 +412,8 @@ TEST(TaskOrderTest, ErrorsNameTheField) {
               HasSubstr("shared_weight_grad_down_tiles: expected 1 to"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.shared_weight_grad_gate_up_tiles = 2; }),
               HasSubstr("shared_weight_grad_gate_up_tiles: expected 0 to 0, got 2"));
+  EXPECT_THAT(message([](ProgramShape& shape) { shape.d_x_window_blocks = 1; }),
+              HasSubstr("d_x_window_blocks: expected 2 to"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.kept_macrobatches = 2; }),
               HasSubstr("kept_macrobatches: expected 0 to 1, got 2"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.exchange_tiles = 0; }),

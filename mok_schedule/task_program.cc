@@ -1,5 +1,6 @@
 #include "mok_schedule/task_program.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -48,6 +49,12 @@ Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
         CheckRange("weight_grad_down_tiles", shape.weight_grad_down_tiles, 1, kMaxInt32));
     MOK_RETURN_IF_ERROR(
         CheckRange("weight_grad_gate_up_tiles", shape.weight_grad_gate_up_tiles, 1, kMaxInt32));
+    // InputGrad would wait for rows that are sent after it.
+    const int64_t window = std::min(shape.ring.minibatch_blocks, shape.ring.macrobatch_blocks);
+    if (shape.d_x_window_blocks != 0) {
+      MOK_RETURN_IF_ERROR(
+          CheckRange("d_x_window_blocks", shape.d_x_window_blocks, window, kMaxInt32));
+    }
     const int64_t smallest = shape.has_shared_expert() ? 1 : 0;
     const int64_t largest = shape.has_shared_expert() ? kMaxInt32 : 0;
     MOK_RETURN_IF_ERROR(

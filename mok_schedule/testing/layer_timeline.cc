@@ -48,6 +48,7 @@ ProgramCase LayerProgram(const LayerModel& layer, const MachineModel& machine, P
   shape.weight_grad_gate_up_tiles = static_cast<int32_t>(2 * grad_tiles);
   shape.output_panel_blocks = options.output_panel_blocks;
   shape.exchange_tiles = options.exchange_tiles;
+  shape.d_x_window_blocks = options.d_x_window_minibatches * shape.ring.minibatch_blocks;
   shape.token_reduce_tiles = 32;
   shape.token_blocks = CeilDiv<int64_t>(layer.tokens, kRowBlock);
   shape.shared_intermediate_tiles =

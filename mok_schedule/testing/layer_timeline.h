@@ -39,6 +39,7 @@ struct OrderOptions {
   int64_t num_macrobatches = 1;  // of about equal size
   int32_t output_panel_blocks = 0;
   int32_t exchange_tiles = 8;
+  int64_t d_x_window_minibatches = 0;  // 0: no window
 };
 
 ProgramCase LayerProgram(const LayerModel& layer, const MachineModel& machine, Pass pass,

@@ -40,7 +40,7 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
       {slots, down_grad},                      // kDGateUp
       {slots, parts},                          // kWeightedHidden
       {slots, down_grad},                      // kDRouter
-      {slots, hidden},                         // kDX
+      {shape_.d_x_slots(), hidden},            // kDX
       {1, gradient},                           // kCarry
       {experts, gradient},                     // kGradient
       {tokens, shared_parts},                  // kSharedGateUp
@@ -217,10 +217,10 @@ void ProgramEffects::AddBackward(const Task& task, Effects& effects) const {
     }
     case TaskKind::kInputGrad:
       Append(effects.reads, Buffer::kDGateUp, slot, block);
-      effects.writes = {Cell(Buffer::kDX, slot, task.tile, block)};
+      effects.writes = {Cell(Buffer::kDX, block % shape_.d_x_slots(), task.tile, block)};
       break;
     case TaskKind::kReverseDispatch:
-      Append(effects.reads, Buffer::kDX, slot, block);
+      Append(effects.reads, Buffer::kDX, block % shape_.d_x_slots(), block);
       Append(effects.reads, Buffer::kDRouter, slot, block);
       effects.writes = {Cell(Buffer::kSent, block, task.tile, block)};
       break;

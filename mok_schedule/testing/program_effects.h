@@ -29,7 +29,7 @@ enum class Buffer : int {
   kDGateUp,         // [slot, intermediate tile]
   kWeightedHidden,  // [slot, intermediate tile]
   kDRouter,         // [slot, intermediate tile] partial router gradients
-  kDX,              // [slot, hidden tile]
+  kDX,              // [slot of the window, hidden tile]
   kCarry,           // [weight gradient tile] fp32 partial sums of one expert
   kGradient,        // [expert, weight gradient tile]
   kSharedGateUp,    // [token block, shared tile]

@@ -48,7 +48,8 @@ std::string ProgramCase::Description() const {
              shape.exchange_tiles, ", reduce tiles ", shape.token_reduce_tiles, ", token blocks ",
              shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles, " ",
              shape.shared_down_grad_tiles, ", kept ", shape.kept_macrobatches,
-             shape.early_shared_weight_grads ? ", early" : "", ", rows of experts");
+             shape.early_shared_weight_grads ? ", early" : "", ", window ", shape.d_x_window_blocks,
+             ", rows of experts");
   for (const int32_t rows : table.expert_rows) text += StrCat(" ", rows);
   return text;
 }
@@ -82,6 +83,11 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
   shape.token_blocks = Uniform(random, 0, 4);
   shape.kept_macrobatches = static_cast<int32_t>(Uniform(random, 0, 1));
   shape.early_shared_weight_grads = Uniform(random, 0, 1) == 1;
+  if (Uniform(random, 0, 2) > 0) {
+    const int64_t macrobatch = shape.ring.macrobatch_blocks;
+    shape.d_x_window_blocks =
+        Uniform(random, std::min(shape.ring.minibatch_blocks, macrobatch), macrobatch);
+  }
   if (Uniform(random, 0, 2) > 0) {
     shape.shared_intermediate_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.shared_down_grad_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
