@@ -45,6 +45,11 @@ class DependencyList {
   MOK_HOST_DEVICE void WaitFor(CounterFamily family, int64_t index, int64_t target) {
     WaitForRange(family, index, 1, target);
   }
+  // The last wait of a task: for the routes' rows, which it adds to its products.
+  MOK_HOST_DEVICE void WaitForExitLate() {
+    WaitFor(CounterFamily::kExit, 0, 1);
+    result_.num_late_waits = 1;
+  }
   MOK_HOST_DEVICE void WaitForSlot(CounterFamily family, Occupant occupant) {
     const int64_t occupants = OccupantsBefore(family) + static_cast<int64_t>(occupant);
     WaitFor(family, Slot(), occupants * SignalsPerBlock(family));
@@ -258,7 +263,11 @@ MOK_HOST_DEVICE inline void ListForwardTokenDependencies(const ProgramShape& sha
     case TaskKind::kSharedDown:
       list.WaitFor(CounterFamily::kSharedGateUpDone, task.block,
                    shape.shared_intermediate_tiles);  // h
-      list.Signal(CounterFamily::kSharedDownDone, task.block);
+      if (shape.fused_token_reduce) {
+        list.WaitForExitLate();  // nobody waits for the output
+      } else {
+        list.Signal(CounterFamily::kSharedDownDone, task.block);
+      }
       break;
     case TaskKind::kTokenReduce:
       list.WaitFor(CounterFamily::kExit, 0, 1);  // the routes' rows
@@ -287,7 +296,11 @@ MOK_HOST_DEVICE inline void ListBackwardTokenDependencies(const ProgramShape& sh
     case TaskKind::kSharedInputGrad:
       list.WaitFor(CounterFamily::kSharedDownGradDone, task.block,
                    shape.shared_down_grad_tiles);  // d_gate, d_up
-      list.Signal(CounterFamily::kSharedInputGradDone, task.block);
+      if (shape.fused_token_reduce) {
+        list.WaitForExitLate();  // nobody waits for the output
+      } else {
+        list.Signal(CounterFamily::kSharedInputGradDone, task.block);
+      }
       break;
     case TaskKind::kSharedWeightGradDown:
     case TaskKind::kSharedWeightGradGateUp:

@@ -48,10 +48,19 @@ struct ProgramShape {
   // InputGrad is ahead of what has been sent; 0, and at most: as many as the ring has.
   int64_t d_x_window_blocks = 0;
 
+  // Whether the last tiles of the shared expert (SharedDown, SharedInputGrad), once multiplied, add
+  // the rows of the routes themselves and write the output: they are then the last tasks, behind
+  // the exit barrier, and there is no TokenReduce. Needs a shared expert.
+  bool fused_token_reduce = false;
+
   // Exchange tile t moves rows t * n .. t * n + n - 1 of its row block, as far as they are valid.
   MOK_HOST_DEVICE int32_t rows_per_exchange_tile() const { return kRowBlock / exchange_tiles; }
   // Likewise for the tokens of TokenReduce.
   MOK_HOST_DEVICE int32_t tokens_per_reduce_tile() const { return kRowBlock / token_reduce_tiles; }
+  // How many tasks of the compute queue, its last ones, sum the routes into the output.
+  MOK_HOST_DEVICE int64_t num_reductions() const {
+    return token_blocks * (fused_token_reduce ? hidden_tiles : token_reduce_tiles);
+  }
   MOK_HOST_DEVICE bool has_shared_expert() const { return shared_intermediate_tiles > 0; }
   MOK_HOST_DEVICE bool is_recomputed(int64_t macrobatch) const {
     return pass == Pass::kBackward && macrobatch >= kept_macrobatches;

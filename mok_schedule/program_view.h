@@ -169,6 +169,7 @@ class ProgramView {
   }
   MOK_HOST_DEVICE void ListForward();
   MOK_HOST_DEVICE void ListBackward();
+  MOK_HOST_DEVICE void AppendReduction(TaskKind last_shared);
   MOK_HOST_DEVICE void LayOutCounters();
 
   MOK_HOST_DEVICE int64_t NumPieces(int64_t macrobatch) const {

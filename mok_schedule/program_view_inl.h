@@ -46,9 +46,19 @@ MOK_HOST_DEVICE inline void ProgramView::ListForward() {
   Append(TaskKind::kDown, Span::kCurrent, shape_.hidden_tiles, output_panel);
   Append(TaskKind::kCombine, Span::kLast, shape_.exchange_tiles, 1);
   epilogue_begin_ = num_segments_;
-  Append(TaskKind::kSharedDown, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+  if (!shape_.fused_token_reduce) {
+    Append(TaskKind::kSharedDown, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+  }
+  AppendReduction(TaskKind::kSharedDown);
+}
+
+// `last_shared` has been appended, unless it is to do TokenReduce's work.
+MOK_HOST_DEVICE inline void ProgramView::AppendReduction(TaskKind last_shared) {
+  const bool is_fused = shape_.fused_token_reduce;
   Append(TaskKind::kExitBarrier, Span::kOnce, 1, 1);
-  Append(TaskKind::kTokenReduce, Span::kTokenBlocks, shape_.token_reduce_tiles, 1);
+  Append(is_fused ? last_shared : TaskKind::kTokenReduce, Span::kTokenBlocks,
+         is_fused ? shape_.hidden_tiles : shape_.token_reduce_tiles,
+         is_fused ? shape_.ring.minibatch_blocks : 1);
 }
 
 MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
@@ -86,13 +96,14 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
   Append(TaskKind::kRecomputeDispatch, Span::kLeadIn, exchange, 1, true);
   Append(TaskKind::kReverseCombine, Span::kLeadIn, exchange, 1);
   epilogue_begin_ = num_segments_;
-  Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+  if (!shape_.fused_token_reduce) {
+    Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+  }
   const Span late = shape_.early_shared_weight_grads ? Span::kWithoutRows : Span::kOnce;
   Append(TaskKind::kSharedWeightGradDown, late, shared_down, 1);
   Append(TaskKind::kSharedWeightGradGateUp, late, shared_gate_up, 1);
   Append(TaskKind::kWeightGradDown, Span::kEmptyExperts, shape_.weight_grad_tiles(), 1);
-  Append(TaskKind::kExitBarrier, Span::kOnce, 1, 1);
-  Append(TaskKind::kTokenReduce, Span::kTokenBlocks, shape_.token_reduce_tiles, 1);
+  AppendReduction(TaskKind::kSharedInputGrad);
 }
 
 MOK_HOST_DEVICE inline void ProgramView::CountTasks(Queue queue) {

@@ -33,9 +33,10 @@ enum class TaskKind : int32_t {
   // kTokenReduce, an equal part of the tokens of a token block.
   kGateUp,        // g, u and h = silu(g) * u
   kDown,          // y
-  kTokenReduce,   // sum of a token block's routes (and shared expert) into the output; both passes
+  kTokenReduce,   // sum of a token block's routes (and shared expert) into the output; both passes,
+                  // unless the shared expert's last tiles do it: ProgramShape::fused_token_reduce
   kSharedGateUp,  // the shared expert's g, u and h
-  kSharedDown,    // the shared expert's y
+  kSharedDown,    // the shared expert's y, or with fused_token_reduce the output
   // Communication, backward. One task is one exchange tile.
   kRecomputeDispatch,  // pull the tokens again: the forward's ring does not hold them any more
   kReverseCombine,     // pull the (unweighted) output gradients of a row block's tokens
@@ -48,7 +49,7 @@ enum class TaskKind : int32_t {
   kWeightGradGateUp,  // one tile of an expert's Wg and Wu gradients over the same rows
   kSharedRecomputeGateUp,
   kSharedDownGrad,
-  kSharedInputGrad,
+  kSharedInputGrad,  // the shared expert's d_x, or with fused_token_reduce the output
   kSharedWeightGradDown,
   kSharedWeightGradGateUp,
 };
@@ -110,6 +111,9 @@ MOK_HOST_DEVICE constexpr int MaxWaits(Pass pass) { return pass == Pass::kForwar
 struct Dependencies {
   Wait waits[kMaxWaits];
   int32_t num_waits;
+  // The last so many of them are for what the task needs only once it has its products: it may
+  // start without them.
+  int32_t num_late_waits;
   int32_t signals[kMaxSignals];
   int32_t num_signals;
 };

@@ -167,6 +167,7 @@ const std::set<WaitClass> kForwardWaits = {
     {K::kCombine, F::kDownDone, false},  {K::kSharedDown, F::kSharedGateUpDone, false},
     {K::kExitBarrier, F::kEntry, false}, {K::kExitBarrier, F::kSent, false},
     {K::kTokenReduce, F::kExit, false},  {K::kTokenReduce, F::kSharedDownDone, false},
+    {K::kSharedDown, F::kExit, false},
 };
 
 const std::set<WaitClass> kBackwardWaits = {
@@ -189,6 +190,7 @@ const std::set<WaitClass> kBackwardWaits = {
     {K::kWeightGradGateUp, F::kWeightGradDone, true},
     {K::kSharedDownGrad, F::kSharedGateUpDone, false},
     {K::kSharedInputGrad, F::kSharedDownGradDone, false},
+    {K::kSharedInputGrad, F::kExit, false},
     {K::kSharedWeightGradDown, F::kSharedDownGradDone, false},
     {K::kSharedWeightGradGateUp, F::kSharedDownGradDone, false},
     {K::kExitBarrier, F::kEntry, false},

@@ -112,6 +112,7 @@ TEST(TaskOrderTest, RandomProgramsHaveTheOddForms) {
     seen["no tokens"] += shape.token_blocks == 0;
     seen["no shared expert"] += !shape.has_shared_expert();
     seen["nothing kept"] += shape.kept_macrobatches == 0;
+    seen["fused reduction"] += shape.fused_token_reduce;
     seen["no experts"] += program_case.table.expert_rows.empty();
     seen["macrobatch is minibatch"] += ring.macrobatch_blocks == ring.minibatch_blocks;
     seen["macrobatch below minibatch"] += ring.macrobatch_blocks < ring.minibatch_blocks;
@@ -122,7 +123,7 @@ TEST(TaskOrderTest, RandomProgramsHaveTheOddForms) {
       seen["expert over three macrobatches"] += rows > 3 * ring.macrobatch_blocks * kRowBlock;
     }
   }
-  EXPECT_EQ(seen.size(), 11u);
+  EXPECT_EQ(seen.size(), 12u);
   for (const auto& [form, count] : seen) EXPECT_GT(count, 50) << form;
 }
 
@@ -193,6 +194,35 @@ TEST(TaskOrderTest, BackwardRecomputesAllButTheKeptMacrobatch) {
             "ReverseDispatch0 ReverseDispatch1 RecomputeDispatch2 ReverseCombine2 "
             "RecomputeGateUp2 DownGrad2 InputGrad2 WeightGradDown WeightGradGateUp "
             "ReverseDispatch2 ExitBarrier");
+}
+
+// A fused reduction ends the pass: the shared expert's last tiles, behind the exit barrier.
+TEST(TaskOrderTest, TheSharedExpertsLastTilesReplaceTokenReduce) {
+  ProgramCase program_case = ProgramOfBlocks(Pass::kForward, {1}, 1, 1);
+  ProgramShape& shape = program_case.shape;
+  shape.token_blocks = 1;
+  shape.hidden_tiles = 2;
+  shape.shared_intermediate_tiles = shape.shared_down_grad_tiles = 1;
+  shape.shared_weight_grad_down_tiles = shape.shared_weight_grad_gate_up_tiles = 1;
+  EXPECT_EQ(Order(program_case),
+            "EntryBarrier SharedGateUp0 Dispatch0 GateUp0 Down0 Down0 Combine0 "
+            "SharedDown0 SharedDown0 ExitBarrier TokenReduce0");
+  shape.fused_token_reduce = true;
+  EXPECT_EQ(Order(program_case),
+            "EntryBarrier SharedGateUp0 Dispatch0 GateUp0 Down0 Down0 Combine0 "
+            "ExitBarrier SharedDown0 SharedDown0");
+  shape.pass = Pass::kBackward;
+  EXPECT_EQ(Order(program_case),
+            "EntryBarrier SharedDownGrad0 ReverseCombine0 DownGrad0 InputGrad0 InputGrad0 "
+            "WeightGradDown WeightGradGateUp ReverseDispatch0 "
+            "SharedWeightGradDown SharedWeightGradGateUp "
+            "ExitBarrier SharedInputGrad0 SharedInputGrad0");
+  const TaskProgram program = program_case.Create();
+  const Dependencies last = program.DependenciesOf({TaskKind::kSharedInputGrad, 0, 1, -1, -1});
+  ASSERT_EQ(last.num_waits, 2);
+  EXPECT_EQ(last.num_late_waits, 1);
+  EXPECT_EQ(program.NameOfCounter(last.waits[1].first_counter).family, CounterFamily::kExit);
+  EXPECT_EQ(last.num_signals, 0);
 }
 
 // Tiles outer and row blocks inner, but for exchanges, and for Down and InputGrad panel by panel.
@@ -414,6 +444,8 @@ TEST(TaskOrderTest, ErrorsNameTheField) {
               HasSubstr("shared_weight_grad_gate_up_tiles: expected 0 to 0, got 2"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.d_x_window_blocks = 1; }),
               HasSubstr("d_x_window_blocks: expected 2 to"));
+  EXPECT_THAT(message([](ProgramShape& shape) { shape.fused_token_reduce = true; }),
+              HasSubstr("fused_token_reduce: expected 0 to 0, got 1"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.kept_macrobatches = 2; }),
               HasSubstr("kept_macrobatches: expected 0 to 1, got 2"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.exchange_tiles = 0; }),

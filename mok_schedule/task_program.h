@@ -13,7 +13,7 @@
 //         for j: GateUp(j+1), Dispatch(j+3), {j = max(n-2, 0): lead-in(next macrobatch)},
 //                Combine(j-1), Down(j);
 //         Combine(n-1);
-//     SharedDown*, ExitBarrier, TokenReduce*
+//     SharedDown*, ExitBarrier, TokenReduce*       {fused: ExitBarrier, SharedDown*}
 // Backward (macrobatches ascending; [ ] only where macrobatch or shared expert is recomputed):
 //     EntryBarrier, [SharedRecomputeGateUp*], SharedDownGrad*, lead-in(0),
 //     for each macrobatch: [RecomputeGateUp(0), RecomputeGateUp(1)], DownGrad(0),
@@ -24,8 +24,10 @@
 //         lead-in(next macrobatch);
 //     SharedInputGrad*, {unless early: SharedWeightGradDown*, SharedWeightGradGateUp*},
 //     WeightGrad* of experts without rows, ExitBarrier, TokenReduce*
+//     {fused: SharedInputGrad* instead of TokenReduce*, and not before}
 // The shared expert's first stage runs while the first rows come in, its second stage while the
-// last rows leave.
+// last rows leave; where it does TokenReduce's work as well (fused_token_reduce) it
+// waits for the exit barrier when its products are there.
 //
 // Inside a minibatch tiles are the outer loop and row blocks the inner one, so that a tile's
 // weights stay in cache (Down and InputGrad: in panels, see ProgramShape); token blocks of the

@@ -39,9 +39,9 @@ class NaiveOrder {
     AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles);
     AddLeadIn(0);
     for (size_t m = 0; m < macrobatches_.size(); ++m) ForwardMacrobatch(m);
-    AddTokenBlocks(TaskKind::kSharedDown, shape_.has_shared_expert() ? shape_.hidden_tiles : 0);
+    if (!shape_.fused_token_reduce) AddShared(TaskKind::kSharedDown);
     Add(TaskKind::kExitBarrier);
-    AddTokenParts();
+    AddReduction(TaskKind::kSharedDown);
     return tasks_;
   }
 
@@ -53,14 +53,13 @@ class NaiveOrder {
     AddTokenBlocks(TaskKind::kSharedDownGrad, shape_.shared_down_grad_tiles);
     AddLeadIn(0);
     for (size_t m = 0; m < macrobatches_.size(); ++m) BackwardMacrobatch(m);
-    AddTokenBlocks(TaskKind::kSharedInputGrad,
-                   shape_.has_shared_expert() ? shape_.hidden_tiles : 0);
+    if (!shape_.fused_token_reduce) AddShared(TaskKind::kSharedInputGrad);
     if (!shape_.early_shared_weight_grads || macrobatches_.empty()) AddSharedWeightGrads();
     for (int expert = 0; expert < static_cast<int>(table_.expert_rows.size()); ++expert) {
       if (table_.expert_rows[expert] == 0) AddWeightGrad(expert, -1);
     }
     Add(TaskKind::kExitBarrier);
-    AddTokenParts();
+    AddReduction(TaskKind::kSharedInputGrad);
     return tasks_;
   }
 
@@ -142,7 +141,13 @@ class NaiveOrder {
     }
   }
 
-  void AddTokenParts() {
+  // The shared expert's last tiles.
+  void AddShared(TaskKind kind) {
+    AddTokenBlocks(kind, shape_.has_shared_expert() ? shape_.hidden_tiles : 0);
+  }
+
+  void AddReduction(TaskKind last_shared) {
+    if (shape_.fused_token_reduce) return AddShared(last_shared);
     for (int block = 0; block < static_cast<int>(shape_.token_blocks); ++block) {
       for (int part = 0; part < shape_.token_reduce_tiles; ++part) {
         Add(TaskKind::kTokenReduce, block, part);

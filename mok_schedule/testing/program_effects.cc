@@ -24,6 +24,7 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
   const int64_t shared_parts = shared_gate_up * std::max<int64_t>(shared_down_grad, 1);
   const int64_t exchange = shape_.exchange_tiles;
   const int64_t gradient = shape_.weight_grad_tiles();
+  const int64_t reductions = shape_.fused_token_reduce ? hidden : shape_.token_reduce_tiles;
   const int64_t shared_gradient =
       int64_t{shape_.shared_weight_grad_down_tiles} + shape_.shared_weight_grad_gate_up_tiles;
   const struct {
@@ -50,7 +51,7 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
       {tokens, shared_parts},                  // kSharedWeightedHidden
       {tokens, hidden},                        // kSharedDX
       {1, shared_gradient},                    // kSharedGradient
-      {tokens, shape_.token_reduce_tiles},     // kOutput
+      {tokens, reductions},                    // kOutput
   };
   begin_[0] = 0;
   for (int i = 0; i < kNumBuffers; ++i) {
@@ -264,7 +265,7 @@ void ProgramEffects::AddShared(const Task& task, Effects& effects) const {
     }
     case TaskKind::kSharedDown:
       Append(effects.reads, Buffer::kSharedHidden, task.block, 0);
-      effects.writes = {Cell(Buffer::kSharedY, task.block, task.tile, 0)};
+      AddLastShared(task, Buffer::kSharedY, effects);
       break;
     case TaskKind::kSharedDownGrad: {
       const Part tile = {task.block, task.tile, shape_.shared_down_grad_tiles};
@@ -275,7 +276,7 @@ void ProgramEffects::AddShared(const Task& task, Effects& effects) const {
     }
     case TaskKind::kSharedInputGrad:
       Append(effects.reads, Buffer::kSharedDGateUp, task.block, 0);
-      effects.writes = {Cell(Buffer::kSharedDX, task.block, task.tile, 0)};
+      AddLastShared(task, Buffer::kSharedDX, effects);
       break;
     case TaskKind::kSharedWeightGradDown:
     case TaskKind::kSharedWeightGradGateUp: {
@@ -291,6 +292,12 @@ void ProgramEffects::AddShared(const Task& task, Effects& effects) const {
     default:
       break;
   }
+}
+
+void ProgramEffects::AddLastShared(const Task& task, Buffer rows, Effects& effects) const {
+  const bool is_fused = shape_.fused_token_reduce;
+  effects.writes = {Cell(is_fused ? Buffer::kOutput : rows, task.block, task.tile, 0)};
+  if (is_fused) Append(effects.late_reads, Buffer::kLanded, 0, 0);
 }
 
 void ProgramEffects::AddPassWide(const Task& task, Effects& effects) const {

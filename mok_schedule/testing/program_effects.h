@@ -39,7 +39,7 @@ enum class Buffer : int {
   kSharedWeightedHidden,
   kSharedDX,        // [token block, hidden tile]
   kSharedGradient,  // [shared weight gradient tile]
-  kOutput,          // [token block, reduce tile] out, or d_x
+  kOutput,  // [token block, reduce tile, or with fused_token_reduce hidden tile] out, or d_x
 };
 inline constexpr int kNumBuffers = 22;
 
@@ -50,7 +50,8 @@ struct Access {
 
 struct Effects {
   std::vector<Access> reads;
-  std::vector<Access> writes;  // may include cells that the task reads as well
+  std::vector<Access> writes;      // may include cells that the task reads as well
+  std::vector<Access> late_reads;  // only once the late waits hold
 };
 
 class ProgramEffects {
@@ -80,6 +81,8 @@ class ProgramEffects {
   void AddBackward(const Task& task, Effects& effects) const;
   void AddWeightGrad(const Task& task, Effects& effects) const;
   void AddShared(const Task& task, Effects& effects) const;
+  // rows: what it writes unless it writes the output.
+  void AddLastShared(const Task& task, Buffer rows, Effects& effects) const;
   void AddPassWide(const Task& task, Effects& effects) const;
 
   const TaskProgram& program_;

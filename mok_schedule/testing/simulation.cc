@@ -80,13 +80,21 @@ class Simulator {
     switch (worker.state) {
       case State::kIdle:
         return NextTask(worker.queue) < program_.NumTasks(worker.queue);
-      case State::kRunning:
-        return true;
+      case State::kRunning:  // and has its products
+        return WaitsHold(worker.dependencies, EarlyWaits(worker), worker.dependencies.num_waits);
       case State::kWaiting:
         break;
     }
-    for (int i = 0; i < worker.dependencies.num_waits; ++i) {
-      const Wait& wait = worker.dependencies.waits[i];
+    return WaitsHold(worker.dependencies, 0, EarlyWaits(worker));
+  }
+
+  static int EarlyWaits(const Worker& worker) {
+    return worker.dependencies.num_waits - worker.dependencies.num_late_waits;
+  }
+
+  bool WaitsHold(const Dependencies& dependencies, int begin, int end) const {
+    for (int i = begin; i < end; ++i) {
+      const Wait& wait = dependencies.waits[i];
       for (int c = wait.first_counter; c < wait.first_counter + wait.num_counters; ++c) {
         if (counters_[c] < wait.target) return false;
       }
@@ -140,7 +148,7 @@ class Simulator {
 
   void Start(Worker& worker) {
     worker.state = State::kRunning;
-    CheckReads(worker, "starts");
+    CheckReads(worker, worker.effects.reads, "starts");
     for (const Access& access : worker.effects.writes) {
       CellState& cell = cells_[access.cell];
       if (cell.writer != nullptr) Fail(worker, "writes what another task is writing:", access);
@@ -149,7 +157,8 @@ class Simulator {
   }
 
   void End(Worker& worker) {
-    CheckReads(worker, "ends");
+    CheckReads(worker, worker.effects.reads, "ends");
+    CheckReads(worker, worker.effects.late_reads, "ends");
     for (const Access& access : worker.effects.writes) {
       CellState& cell = cells_[access.cell];
       if (cell.writer != &worker) Fail(worker, "finds its output overwritten:", access);
@@ -162,8 +171,8 @@ class Simulator {
     worker.priority = IdlePriority();
   }
 
-  void CheckReads(const Worker& worker, const char* when) {
-    for (const Access& access : worker.effects.reads) {
+  void CheckReads(const Worker& worker, const std::vector<Access>& reads, const char* when) {
+    for (const Access& access : reads) {
       const CellState& cell = cells_[access.cell];
       if (cell.writer == &worker) continue;  // its own update in place
       if (cell.writer != nullptr || cell.label != access.label) {
