@@ -41,10 +41,12 @@ class PulledScalars {
 // The scalar of the row's route on its source rank = the sum of the row's parts, ascending.
 class PushedSums {
  public:
-  explicit MOK_DEVICE PushedSums(const ScalarPush& push) : push_(&push) {}
+  // The parts of local row r are row r + offset of ScalarPush::parts.
+  explicit MOK_DEVICE PushedSums(const ScalarPush& push, int32_t offset = 0)
+      : push_(&push), offset_(offset) {}
 
   MOK_DEVICE void Begin(const ScalarRow& row) {
-    const float* parts = push_->parts + int64_t{row.local_row} * push_->num_parts;
+    const float* parts = push_->parts + int64_t{row.local_row + offset_} * push_->num_parts;
     float sum = 0;
     for (int32_t i = 0; i < push_->num_parts; ++i) sum += parts[i];
     push_->peers.of_rank[row.rank][row.route] = sum;
@@ -53,6 +55,7 @@ class PushedSums {
 
  private:
   const ScalarPush* push_;
+  int32_t offset_;
 };
 
 }  // namespace mok

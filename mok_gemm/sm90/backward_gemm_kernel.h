@@ -100,7 +100,7 @@ class Schedule {
     if (product == kProductDownGrad) {
       FillDownGrad<Config>(p_->down_grad, rows, place.column_tile, work.backward);
     } else if (product == kProductInputGrad) {
-      FillInputGrad<Config>(p_->input_grad, rows, place.column_tile, work.backward);
+      FillInputGrad<Config>(p_->input_grad, rows, rows.row, place.column_tile, work.backward);
     } else {
       work.kind = WorkKind::kForward;
       work.forward =

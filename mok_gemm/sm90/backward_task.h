@@ -112,7 +112,7 @@ struct InputGradMatrices {
   TensorMap d_gate, d_up;  // [rows, I], ActivationMapSpec
   TensorMap gate, up;      // Wg, Wu [experts, I, H], ContractedWeightMapSpec
   int32_t hidden, intermediate;
-  BFloat16* d_x;  // [rows, H], contiguous
+  BFloat16* d_x;  // [rows, H], contiguous; its rows need not be those of A
 };
 
 // dW [experts, m, n] = a^T b, over the rows of each expert.
@@ -212,10 +212,10 @@ MOK_HOST_DEVICE void FillDownGrad(const DownGradMatrices& m, const RowBlockPlace
                     .router_partial_stride = tiles};
 }
 
-// Fills `task` for columns tile * kTileN .. of a row block.
+// Fills `task` for columns tile * kTileN .. of a row block whose results begin at row `d_x_row`.
 template <class Config>
 MOK_HOST_DEVICE void FillInputGrad(const InputGradMatrices& m, const RowBlockPlace& place,
-                                   int32_t tile, BackwardTask& task) {
+                                   int32_t d_x_row, int32_t tile, BackwardTask& task) {
   const int32_t column = tile * Config::kTileN;
   const int32_t columns = gemm_internal::TileColumns<Config>(m.hidden, column);
   task.kind = BackwardGemm::kInputGrad;
@@ -231,7 +231,7 @@ MOK_HOST_DEVICE void FillInputGrad(const InputGradMatrices& m, const RowBlockPla
                   .rows = place.rows,
                   .columns = columns,
                   .b_halves = gemm_internal::HalvesOfB<Config>(columns)};
-  task.input_grad = {m.d_x + int64_t{place.row} * m.hidden + column, m.hidden};
+  task.input_grad = {m.d_x + int64_t{d_x_row} * m.hidden + column, m.hidden};
 }
 
 // Fills `task` for tile `tile` (WeightGradShape order) of an expert.

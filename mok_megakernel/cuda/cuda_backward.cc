@@ -97,7 +97,7 @@ BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
   static_cast<PassMemory&>(to.scratch) =
       plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
   if (!plan.may_have_rows) {  // their maps need memory, though nothing is ever loaded
-    to.context.ring_x = to.scratch.d_x;
+    to.context.ring_x = to.scratch.d_out;
     to.context.ring_gate = to.scratch.d_gate;
     to.context.ring_up = to.scratch.d_up;
   }

@@ -2,7 +2,8 @@
 //
 //   backward_gpu_main [small] [medium] [model] [traffic] [--shape=kimi] [--ranks=0] [--virtual]
 //                     [--quick] [--times] [--passes=20] [--comm_sms=0] [--minibatch=0]
-//                     [--macrobatch=0] [--sms=0] [--trace] [--only=text] [--pause_ms=0]
+//                     [--macrobatch=0] [--window=0] [--sms=0] [--trace] [--only=text]
+//                     [--pause_ms=0]
 //
 // small:   the layers of the emulator's test, all gradients against float64, on one GPU (1, 2, 8
 //          and 64 virtual ranks) and, if there are two, on two. --only=text: those layers whose
@@ -48,6 +49,7 @@ struct Flags {
   int ranks = 0;
   std::string shape, only;
   int passes = 20, pause_ms = 0;
+  int64_t window = 0;  // row blocks; 0: the default
   ForwardOptions forward;
 };
 
@@ -341,6 +343,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
   DeviceLayerOptions options;
   options.own_devices = own_devices;
   options.forward = flags.forward;
+  options.d_x_window_blocks = flags.window;
   const uint32_t capacity = flags.trace ? kTraceCapacity : 0;
   Step step(data, options, {.grad_dtype = DType::kBf16, .trace_capacity = capacity});
   std::printf("     %s: %s\n", name.c_str(), step.layer.config(0).ToString().c_str());
@@ -413,6 +416,8 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
     flags.forward.num_sms = static_cast<int32_t>(number);
   } else if (name == "--minibatch") {
     flags.forward.minibatch_rows = number;
+  } else if (name == "--window") {
+    flags.window = number;
   } else if (name == "--macrobatch") {
     flags.forward.macrobatch_rows = number;
   } else {

@@ -143,6 +143,7 @@ class ParamsBuilder {
     program.shared_weight_grad_down_tiles = GradTiles(h, shared, columns);
     program.shared_weight_grad_gate_up_tiles = 2 * GradTiles(shared, h, columns);
     program.kept_macrobatches = arguments_.kept_macrobatches;
+    program.d_x_window_blocks = config_.d_x_window_blocks;
     // Tiles of the shared expert's weight gradients sum over all tokens, those of a routed expert's
     // over its share of the ring: whether they take more than twice as long.
     program.early_shared_weight_grads =
@@ -332,6 +333,7 @@ class ParamsBuilder {
       exchange.d_router.peers.of_rank[rank] = peers.d_router_of_rank[rank];
       exchange.meeting.flags_of_rank[rank] = peers.flags_of_rank[rank];
     }
+    exchange.d_x_rows = static_cast<int32_t>(config_.d_x_rows());
     exchange.chunk_bytes = config_.chunk_bytes;
     exchange.dedicated_chunk_bytes = config_.dedicated_chunk_bytes;
   }
@@ -355,15 +357,15 @@ BackwardScratchLayout::BackwardScratchLayout(const ForwardLayerShape& shape,
   const int64_t shared = shape.shared_intermediate;
   // One row more: the maps of a rank without tokens need memory.
   const int64_t tokens = shared > 0 ? shape.max_tokens + 1 : 0;
-  const int64_t experts = shape.num_local_experts > 0 ? 1 : 0;
-  const int64_t carry_tile = experts * kTileRows * columns * kFloat;
+  carries_ = shape.num_local_experts > 0 && !config.one_macrobatch;
+  const int64_t carry_tile = carries_ ? kTileRows * columns * kFloat : 0;
   plan_.Place(static_cast<int64_t>(memory_.bytes()));
   const auto place = [&](Part part, int64_t bytes) { begin_[part] = plan_.Place(bytes); };
   place(kDOut, ring * h * kElement);
   place(kDGate, ring * i * kElement);
   place(kDUp, ring * i * kElement);
   place(kWeightedH, ring * i * kElement);
-  place(kDX, ring * h * kElement);
+  place(kDX, config.d_x_rows() * h * kElement);
   place(kRouterWeight, ring * kFloat);
   place(kDRouterPartial, ring * TilesOf(i, columns) * kFloat);
   place(kCarryGate, GradTiles(i, h, columns) * carry_tile);
@@ -380,12 +382,13 @@ BackwardScratch BackwardScratchLayout::At(void* base) const {
   const auto at = [&](Part part) { return static_cast<std::byte*>(base) + begin_[part]; };
   const auto rows = [&](Part part) { return reinterpret_cast<BFloat16*>(at(part)); };
   const auto floats = [&](Part part) { return reinterpret_cast<float*>(at(part)); };
+  const auto carry = [&](Part part) { return carries_ ? floats(part) : nullptr; };
   return {memory_.At(base),      rows(kDOut),
           rows(kDGate),          rows(kDUp),
           rows(kWeightedH),      rows(kDX),
           floats(kRouterWeight), floats(kDRouterPartial),
-          floats(kCarryGate),    floats(kCarryUp),
-          floats(kCarryDown),    rows(kSharedDGate),
+          carry(kCarryGate),     carry(kCarryUp),
+          carry(kCarryDown),     rows(kSharedDGate),
           rows(kSharedDUp),      rows(kSharedWeightedH),
           rows(kSharedDX),       floats(kDScalePartial)};
 }

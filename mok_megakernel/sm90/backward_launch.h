@@ -23,10 +23,11 @@ struct BackwardScratch : PassMemory {
   BFloat16* d_gate;         // [ring, I]
   BFloat16* d_up;           // [ring, I]
   BFloat16* weighted_h;     // [ring, I]
-  BFloat16* d_x;            // [ring, H]
+  BFloat16* d_x;            // [config.d_x_rows(), H]
   float* router_weight;     // [ring]
   float* d_router_partial;  // [ring, DownGrad tiles]
-  float* carry_gate;        // of one expert each; opaque order
+  // Of one expert each, in opaque order; null where no batch has more than one macrobatch.
+  float* carry_gate;
   float* carry_up;
   float* carry_down;
   BFloat16* shared_d_gate;      // [max tokens, Is]
@@ -69,6 +70,7 @@ class BackwardScratchLayout {
   PassMemoryLayout memory_;
   MemoryPlan plan_;
   size_t begin_[kNumParts] = {};
+  bool carries_;
 };
 
 // Everything of one call on one rank. Device memory.

@@ -65,16 +65,17 @@ struct BackwardParams {
     bool has_shared_scale;
   } tokens;
 
-  BackwardExperts routed;  // rows: the ring
+  BackwardExperts routed;  // rows: the ring; of input_grad.d_x: a window
   BackwardExperts shared;  // rows: T, one expert
 
   struct Exchange {
     RowExchange recompute_dispatch;  // every rank's x -> x of the ring
     RowExchange reverse_combine;     // every rank's d_out -> d_out of the ring
-    RowExchange reverse_dispatch;    // d_x of the ring -> every rank's routes
+    RowExchange reverse_dispatch;    // d_x of the window -> every rank's routes
     ScalarPull router_weights;       // every rank's [T * K] -> [ring], with reverse_combine
     ScalarPush d_router;             // partials of the ring -> every rank's [T * K]
     RankMeeting meeting;
+    int32_t d_x_rows;                // of the window: ProgramShape::d_x_slots() row blocks
     uint32_t chunk_bytes;            // of the staging of a co-resident warp
     uint32_t dedicated_chunk_bytes;  // of a warp of a block that only exchanges
   } exchange;

@@ -289,6 +289,13 @@ TEST(BackwardTest, BitsDoNotDependOnHowItRuns) {
       expect_same(options, StrCat("minibatch ", minibatch, ", macrobatch ", macrobatch));
     }
   }
+  for (const int64_t window : {1, 2, 3}) {
+    Options options = TwoBlocks();
+    options.layer.forward.minibatch_rows = 128;
+    options.layer.forward.macrobatch_rows = 4 * 128;
+    options.layer.d_x_window_blocks = window;
+    expect_same(options, StrCat("window of ", window));
+  }
   Options recomputed = TwoBlocks();
   recomputed.backward.kept_macrobatches = 0;
   expect_same(recomputed, "everything computed again");
@@ -400,6 +407,29 @@ TEST(BackwardTest, DeadRankIsNamed) {
     EXPECT_NE(status.message().find("rank 1 waited"), std::string::npos) << status;
     EXPECT_NE(status.message().find("for rank 0 at the entry of pass 2"), std::string::npos)
         << status;
+  }
+}
+
+// What benchmarks/README.md states, so that it does not grow unnoticed: rows of d_out, d_gate, d_up
+// and w * h in the ring, d_x in its window, fp32 sums of one expert, and the shared expert's rows.
+TEST(BackwardTest, ScratchBytes) {
+  constexpr int64_t kH = 7168, kI = 2048, kIs = 1024, kT = 2048;
+  ForwardLayerShape shape = {kT, kH, kI, kIs, 8, 12, 6, 2};
+  const PassKernelInfo kernel = SmallBackwardKernel(ColumnOrder::kPermuted);
+  for (const int64_t ring : {21248, 40960}) {  // 12 minibatches of 33 row blocks hold any routing
+    const ForwardConfig config = SelectForwardConfig(shape, {}, {.macrobatch_rows = ring}).value();
+    const BackwardScratchLayout layout(shape, config, kernel);
+    const bool carries = ring == 21248;
+    const int64_t rows = ring * (2 * kH + 3 * 2 * kI), window = 50 * kRowBlock * 2 * kH;
+    const int64_t scalars = 4 * (ring * (1 + kI / 256) + (kT + 1) * (kIs / 256));
+    const int64_t carry = carries ? 3 * 4 * kH * kI : 0;
+    const int64_t shared = (kT + 1) * (3 * 2 * kIs + 2 * kH);
+    const auto bytes = static_cast<int64_t>(layout.bytes() - layout.state_bytes());
+    EXPECT_GE(bytes, rows + window + scalars + carry + shared);
+    EXPECT_LT(bytes, rows + window + scalars + carry + shared + 16 * 256) << "alignment only";
+    alignas(256) static std::byte base[1];
+    EXPECT_EQ(layout.At(base).carry_gate != nullptr, carries);
+    EXPECT_EQ(layout.At(base).carry_down != nullptr, carries);
   }
 }
 

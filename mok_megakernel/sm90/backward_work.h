@@ -71,6 +71,12 @@ MOK_DEVICE WeightGradPlace PlaceOfPiece(const ProgramView& program, const Task& 
           piece.carry_out};
 }
 
+// Where InputGrad puts the rows of a block.
+MOK_DEVICE int32_t RowInWindow(const ProgramView& program, int32_t block) {
+  const auto slots = static_cast<uint32_t>(program.shape().d_x_slots());
+  return static_cast<int32_t>(static_cast<uint32_t>(block) % slots) * kRowBlock;
+}
+
 template <class Gemm>
 MOK_DEVICE void FillRouted(const BackwardExperts& experts, const ProgramView& program,
                            const Task& task, BackwardWork& work) {
@@ -89,7 +95,8 @@ MOK_DEVICE void FillRouted(const BackwardExperts& experts, const ProgramView& pr
   } else if (task.kind == TaskKind::kDownGrad) {
     FillDownGrad<Gemm>(experts.down_grad, place, task.tile, work.product);
   } else {
-    FillInputGrad<Gemm>(experts.input_grad, place, task.tile, work.product);
+    FillInputGrad<Gemm>(experts.input_grad, place, RowInWindow(program, task.block), task.tile,
+                        work.product);
   }
 }
 
@@ -115,7 +122,7 @@ MOK_DEVICE void FillShared(const BackwardParams& p, const Task& task, BackwardWo
     FillDownGrad<Gemm>(experts.down_grad, place, task.tile, work.product);
     if (!p.tokens.has_shared_scale) work.product.down_grad.router_weight = &p.one;
   } else {
-    FillInputGrad<Gemm>(experts.input_grad, place, task.tile, work.product);
+    FillInputGrad<Gemm>(experts.input_grad, place, place.row, task.tile, work.product);
   }
 }
 

@@ -86,6 +86,17 @@ int32_t PanelBlocks(int32_t num_workers, int32_t column_tiles, int64_t minibatch
   return panel < minibatch_blocks ? panel : 0;
 }
 
+// InputGrad of half a minibatch before what it still has to send stands in its way.
+int64_t DxWindowBlocks(const ForwardConfig& config) {
+  return std::min(CeilDiv<int64_t>(3 * config.minibatch_blocks, 2), config.macrobatch_blocks);
+}
+
+bool HoldsEveryRouting(const ForwardConfig& config, const ForwardLayerShape& shape) {
+  const int64_t tokens = shape.max_tokens * shape.ep_size;
+  return config.ring_rows() >=
+         RoutingTableCapacityRows(tokens, shape.topk, shape.num_local_experts);
+}
+
 // The pace of one warp when all that push share the link.
 uint64_t PushInterval(const ForwardConfig& config, const ForwardLayerShape& shape,
                       const HopperDevice& device) {
@@ -100,14 +111,20 @@ uint64_t PushInterval(const ForwardConfig& config, const ForwardLayerShape& shap
 
 int64_t ForwardConfig::ring_rows() const { return macrobatch_blocks * kRowBlock; }
 
+int64_t ForwardConfig::d_x_rows() const {
+  return std::min(d_x_window_blocks, macrobatch_blocks) * kRowBlock;
+}
+
 std::string ForwardConfig::ToString() const {
   return StrCat(order == ColumnOrder::kPermuted ? "permuted" : "natural", " columns, ", num_blocks,
                 " blocks, ", num_comm_sms, " for exchange only; row blocks: minibatch ",
                 minibatch_blocks, ", macrobatch ", macrobatch_blocks, ", output panel ",
-                output_panel_blocks, ", gate-up panel ", gate_up_panel_blocks, "; per block ",
-                exchange_tiles, " exchange and ", token_reduce_tiles, " reduction tiles; chunk ",
-                chunk_bytes, " bytes (", dedicated_chunk_bytes, " dedicated), push interval ",
-                push_interval_ns, " ns, beside pulls ", push_interval_beside_pulls_ns, " ns");
+                output_panel_blocks, ", gate-up panel ", gate_up_panel_blocks, ", d_x window ",
+                d_x_window_blocks, one_macrobatch ? ", never a second macrobatch" : "",
+                "; per block ", exchange_tiles, " exchange and ", token_reduce_tiles,
+                " reduction tiles; chunk ", chunk_bytes, " bytes (", dedicated_chunk_bytes,
+                " dedicated), push interval ", push_interval_ns, " ns, beside pulls ",
+                push_interval_beside_pulls_ns, " ns");
 }
 
 StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
@@ -137,6 +154,8 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
   config.gate_up_panel_blocks =
       PanelBlocks(num_workers, kGateUpPanelTiles, config.minibatch_blocks);
 
+  config.d_x_window_blocks = DxWindowBlocks(config);
+  config.one_macrobatch = HoldsEveryRouting(config, shape);
   config.exchange_tiles = kExchangeTiles;
   config.token_reduce_tiles = kTokenReduceTiles;
   config.chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxChunkBytes);

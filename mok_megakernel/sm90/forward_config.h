@@ -45,6 +45,8 @@ struct ForwardConfig {
   int64_t macrobatch_blocks = 1;     // of the ring
   int32_t output_panel_blocks = 0;   // see ProgramShape
   int32_t gate_up_panel_blocks = 0;  // likewise
+  int64_t d_x_window_blocks = 1;     // likewise; here never 0
+  bool one_macrobatch = false;       // whatever the routing: the ring has room for all rows
   int32_t exchange_tiles = 1;        // per row block
   int32_t token_reduce_tiles = 1;    // per token block
   uint32_t chunk_bytes = 16;         // a row is cut into equal chunks of at most 8 KiB
@@ -53,6 +55,7 @@ struct ForwardConfig {
   uint64_t push_interval_beside_pulls_ns = 0;  // see RowExchange
 
   int64_t ring_rows() const;
+  int64_t d_x_rows() const;  // of the backward's window
   std::string ToString() const;
   friend bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };

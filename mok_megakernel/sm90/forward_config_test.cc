@@ -40,18 +40,21 @@ TEST(ForwardConfigTest, ModelShapes) {
       {Kimi(),
        {},
        "permuted columns, 132 blocks, 0 for exchange only; row blocks: minibatch 33, macrobatch "
-       "198, output panel 11, gate-up panel 17; per block 8 exchange and 16 reduction tiles; chunk "
-       "7168 bytes (7168 dedicated), push interval 2782 ns, beside pulls 22256 ns"},
+       "198, output panel 11, gate-up panel 17, d_x window 50; per block 8 exchange and 16 "
+       "reduction tiles; chunk 7168 bytes (7168 dedicated), push interval 2782 ns, beside pulls "
+       "22256 ns"},
       {Qwen(),
        {},
        "permuted columns, 132 blocks, 0 for exchange only; row blocks: minibatch 33, macrobatch "
-       "231, output panel 11, gate-up panel 17; per block 8 exchange and 16 reduction tiles; chunk "
-       "8192 bytes (8192 dedicated), push interval 3180 ns, beside pulls 25440 ns"},
+       "231, output panel 11, gate-up panel 17, d_x window 50; per block 8 exchange and 16 "
+       "reduction tiles; chunk 8192 bytes (8192 dedicated), push interval 3180 ns, beside pulls "
+       "25440 ns"},
       {Kimi(),
        {.num_comm_sms = 12, .minibatch_rows = 2048, .macrobatch_rows = 4096},
        "permuted columns, 132 blocks, 12 for exchange only; row blocks: minibatch 16, macrobatch "
-       "32, output panel 10, gate-up panel 15; per block 8 exchange and 16 reduction tiles; chunk "
-       "7168 bytes (7168 dedicated), push interval 1517 ns, beside pulls 12136 ns"},
+       "32, output panel 10, gate-up panel 15, d_x window 24; per block 8 exchange and 16 "
+       "reduction tiles; chunk 7168 bytes (7168 dedicated), push interval 1517 ns, beside pulls "
+       "12136 ns"},
   };
   for (const auto& expected : kCases) {
     const StatusOr<ForwardConfig> config =
@@ -59,6 +62,20 @@ TEST(ForwardConfigTest, ModelShapes) {
     ASSERT_TRUE(config.ok()) << config.status();
     EXPECT_EQ(config.value().ToString(), expected.expected);
   }
+}
+
+TEST(ForwardConfigTest, OneMacrobatchIsCertainWhereTheRingHasRoomForEveryRouting) {
+  EXPECT_FALSE(SelectForwardConfig(Kimi(), {}, {}).value().one_macrobatch);
+  // 32,768 routes, and six experts with one row in their last block.
+  const int64_t capacity = 128 * (6 + (2 * 2048 * 8 - 6) / 128);
+  EXPECT_TRUE(
+      SelectForwardConfig(Kimi(), {}, {.macrobatch_rows = capacity}).value().one_macrobatch);
+  EXPECT_FALSE(
+      SelectForwardConfig(Kimi(), {}, {.macrobatch_rows = capacity - 128}).value().one_macrobatch);
+  ForwardLayerShape shape = Kimi();
+  shape.ep_size = 1;
+  shape.num_experts = shape.num_local_experts;
+  EXPECT_TRUE(SelectForwardConfig(shape, {}, {}).value().one_macrobatch);
 }
 
 TEST(ForwardConfigTest, OddWidthsUseNaturalColumns) {

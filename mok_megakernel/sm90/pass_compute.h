@@ -152,7 +152,10 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s, uint64_t 
   };
   for (int64_t index; !aborted && next(index);) {
     const Task task = cursor.Seek(range.begin + index);
-    const Dependencies dependencies = DependenciesInPass<Config::kPass>(s.program, task);
+    Dependencies dependencies = DependenciesInPass<Config::kPass>(s.program, task);
+    if (Config::kBug == PassBug::kWindowOverwrite && task.kind == TaskKind::kInputGrad) {
+      dependencies.num_waits = 1;
+    }
     const auto kind = static_cast<int32_t>(task.kind);
     wait.SetTask(kind, index);
     time = tracer.Record(kind, TracePhase::kWork, index, time);

@@ -24,8 +24,8 @@ struct ExchangeSeat {
   uint64_t* pulling;  // see RowMover; null: several warps of a block pull
 };
 
-// half: see SeatTasks. The tail does not reach beyond the macrobatch that runs last: no task waits
-// for its pushes but the exit, so that pull warps may come when they can.
+// half: see SeatTasks. The tail does not reach beyond the macrobatch that runs last: no pull waits
+// for anything that waits for its pushes, so that pull warps may come when they can.
 MOK_DEVICE SeatTasks TasksOfSeat(PassMode mode, const ProgramView& program, Queue queue,
                                  const ExchangeSeat& seat, int32_t half) {
   const int64_t count = mode == PassMode::kReduceOnly ? 0 : program.NumTasks(queue);

@@ -63,6 +63,7 @@ enum class PassBug : int32_t {
   kRelaxedSignal,
   kReduceBeforeExit,  // TokenReduce does not wait
   kRingOverwrite,     // a pull does not wait for the readers of the slot
+  kWindowOverwrite,   // InputGrad does not wait until the rows of the slot have been sent
   kPushTooEarly,      // a push does not wait for the rows that it sends
   kExitBeforeSent,    // the exit does not wait for this rank's own pushes
   kNoEntrySignal,

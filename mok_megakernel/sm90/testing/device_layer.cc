@@ -81,6 +81,7 @@ void DeviceLayer::ChooseConfig(int index) {
   override_with(rank.config.token_reduce_tiles, options_.token_reduce_tiles);
   override_with(rank.config.output_panel_blocks, options_.output_panel_blocks);
   override_with(rank.config.gate_up_panel_blocks, options_.gate_up_panel_blocks);
+  override_with(rank.config.d_x_window_blocks, options_.d_x_window_blocks);
   override_with(rank.config.chunk_bytes, options_.chunk_bytes);
   const uint32_t most = kernel_of_(rank.config.order).max_dedicated_chunk_bytes;
   rank.config.dedicated_chunk_bytes = std::min(rank.config.dedicated_chunk_bytes, most);

@@ -23,6 +23,7 @@ struct DeviceLayerOptions {
   int32_t token_reduce_tiles = 0;
   int32_t output_panel_blocks = 0;
   int32_t gate_up_panel_blocks = 0;
+  int64_t d_x_window_blocks = 0;
   uint32_t chunk_bytes = 0;
   uint64_t push_interval_ns = 0;
   uint64_t push_interval_beside_pulls_ns = 0;
