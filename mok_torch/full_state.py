@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mok_torch.errors import as_shared_error
 from mok_torch.groups import DistributedGroup
 
 
@@ -31,6 +32,27 @@ def _gather(local: Tensor, layer) -> Tensor:
     if not isinstance(group, DistributedGroup):
         # Ranks are threads: a peer may train on before this rank has read its tensor.
         return torch.cat(group.exchange(local.clone(), layer.config.timeout_seconds))
+    _meet(layer, None)
+    try:
+        return _broadcast_all(local, layer)
+    except RuntimeError as error:
+        # Gloo's text names no rank. One that died meanwhile does not come to this either; the
+        # others are here, or in the meeting that they come to next.
+        _meet(layer, error)
+        raise
+
+
+def _meet(layer, problem: Exception | None):
+    """Names a rank that does not come (RankTimeoutError); raises what other ranks have met with."""
+    shared = None if problem is None else as_shared_error(problem)[0]
+    others = layer.group.exchange(shared, layer.config.timeout_seconds)
+    for peer, other in enumerate(others):
+        if problem is None and isinstance(other, Exception):
+            raise type(other)(f"rank {peer}: {other}")
+
+
+def _broadcast_all(local: Tensor, layer) -> Tensor:
+    group = layer.group
     full = local.new_empty(layer.num_experts, *local.shape[1:])
     for rank in range(group.size):
         begin, end = layer.owned_experts(rank)

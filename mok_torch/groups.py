@@ -5,7 +5,9 @@ All three offer the same small interface, which workspaces use when they are cre
   rank, size           this rank and the number of ranks
   ranks_in_process     ranks that share this process and its cores
   workspaces           the cache of get_workspace, which lives as long as the group
-  exchange(value)      the values of all ranks, in rank order (collective)
+  exchange(value, timeout_seconds)
+                       the values of all ranks, in rank order (collective); a rank that does not
+                       come in time is named by a RankTimeoutError on every other
   host_record()        what create_engine needs from every rank, to be exchanged
   create_engine(...)   the C++ workspace of this rank (collective)
   shares_device        whether the ranks, threads of this process, run on one GPU in turn
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.errors import RankTimeoutError
+from mok_torch.store_meetings import meetings_of
 
 # get_workspace's cache of each torch.distributed group. Nothing in it refers to its group.
 _distributed_workspaces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -175,11 +178,8 @@ class DistributedGroup:
         return group
 
     def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
-        """The values of all ranks, in rank order. Collective; the group's own timeout holds."""
-        del timeout_seconds
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        """The values of all ranks, in rank order. Collective."""
+        return meetings_of(self.group).exchange(value, timeout_seconds)
 
     def host_record(self) -> Any:
         return {"memory": _shared_memory_identity(), "name": f"mok-{uuid.uuid4().hex}"}

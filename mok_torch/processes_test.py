@@ -1,17 +1,16 @@
 """Ranks as processes: torch.distributed (gloo) to agree, POSIX shared memory for the rest."""
 
 import os
-import pathlib
 import signal
 import threading
 import time
-import traceback
 
 import torch
 import torch.distributed as dist
 
 from mok_torch import RankTimeoutError, ResourceExhaustedError, groups
 from mok_torch.functional import MoKConfig, create_workspace, get_workspace, moe
+from mok_torch.host_process_test_support import raised_by, run_processes
 from mok_torch.layer import expert_range
 from mok_torch.self_test import Case, run_layer
 from mok_torch.test_support import assert_same_bits, routed_batch
@@ -20,44 +19,6 @@ from mok_torch.test_support import assert_same_bits, routed_batch
 CONFIG = MoKConfig(timeout_seconds=60, num_threads=1)
 CASE = Case("processes", (20, 0, 33), hidden=64, intermediate=40, experts=5, config=CONFIG)
 SHAPES = {"num_local_tokens": 33, "hidden_size": 64, "topk": 2}
-SHARED_MEMORY = pathlib.Path("/dev/shm")
-
-
-def _enter(worker, rank, size, folder, *arguments):
-    """Runs worker in a process of a default process group; a traceback goes to a file."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=size)
-        worker(rank, size, folder, *arguments)
-        # A process that leaves earlier takes gloo's connections with it.
-        (folder / f"done.{rank}").touch()
-        deadline = time.monotonic() + 120
-        while len(list(folder.glob("done.*"))) < size and time.monotonic() < deadline:
-            time.sleep(0.01)
-    except BaseException:
-        (folder / f"error.{rank}").write_text(traceback.format_exc())
-        os._exit(1)
-    os._exit(0)
-
-
-def run_processes(worker, size, folder, *arguments, killed=()):
-    """worker(rank, size, folder, *arguments) in each of `size` processes; raises their errors."""
-    context = torch.multiprocessing.get_context("spawn")
-    before = set(SHARED_MEMORY.glob("mok*"))
-    processes = []
-    for rank in range(size):
-        parameters = (worker, rank, size, folder, *arguments)
-        processes.append(context.Process(target=_enter, args=parameters, daemon=True))
-        processes[-1].start()
-    for process in processes:
-        process.join(200)
-    errors = "\n".join(path.read_text() for path in sorted(folder.glob("error.*")))
-    assert not errors, errors
-    for rank, process in enumerate(processes):
-        assert process.exitcode == (-signal.SIGKILL if rank in killed else 0), rank
-    # Whatever happened, nothing is left behind.
-    assert set(SHARED_MEMORY.glob("mok*")) <= before
 
 
 def run_rank(case, batch, rank, workspace):
@@ -73,15 +34,6 @@ def run_rank(case, batch, rank, workspace):
     names = ("d_x", "d_topk_weight", "d_w_gate", "d_w_up", "d_w_down")
     leaves = (x, weight, *weights)
     return {"out": out.detach()} | {n: t.grad for n, t in zip(names, leaves, strict=True)}
-
-
-def raised_by(function, *arguments, **options):
-    """The exception that the call raises."""
-    try:
-        function(*arguments, **options)
-    except Exception as error:
-        return error
-    raise AssertionError("expected an exception")
 
 
 def check_results(rank, size, folder, expected_path):

@@ -298,7 +298,7 @@ def create_workspace(
     Args:
       config: only timeout_seconds is read. None: MoKConfig().
       group: None for one rank; a torch.distributed group whose ranks are processes of this
-        machine (any backend that moves Python objects, gloo for example); or a member of an
+        machine (any backend: they meet through the group's store); or a member of an
         InProcessGroup.
       device: "cpu", or "cuda" for the current GPU; the same kind on every rank.
       num_local_tokens: the most tokens of this rank in one call; the largest of all ranks counts.

@@ -1,0 +1,163 @@
+"""Meetings through a store: all values or one verdict for all ranks, and nothing left behind."""
+
+import concurrent.futures
+import random
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from mok_torch import RankTimeoutError
+from mok_torch.store_meetings import StoreMeetings
+
+PATIENCE = 60  # seconds, for a loaded machine
+
+
+@pytest.fixture(params=["hash", "tcp", "file"])
+def open_store(request, tmp_path):
+    """A function that opens the same store for each rank."""
+    if request.param == "hash":
+        store = dist.HashStore()
+        return lambda: store
+    if request.param == "file":
+        return lambda: dist.FileStore(str(tmp_path / "store"))
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    # The default argument keeps the server.
+    return lambda server=server: dist.TCPStore("127.0.0.1", server.port, is_master=False)
+
+
+def on_ranks(size, body):
+    """body(rank) in a thread for each rank; what they return, or raise, in rank order."""
+
+    def guarded(rank):
+        try:
+            return body(rank)
+        except Exception as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(size) as pool:
+        return list(pool.map(guarded, range(size)))
+
+
+def num_keys(store):
+    """In a HashStore or TCPStore, whose server adds one of its own."""
+    return store.num_keys() - isinstance(store, dist.TCPStore)
+
+
+@pytest.mark.parametrize("keeper", [None, 0, 2])
+def test_everybody_gets_every_value_and_few_keys_stay(open_store, keeper):
+    ready = threading.Barrier(3)
+
+    def body(rank):
+        store = open_store()
+        meetings = StoreMeetings(store, rank, 3, keeper)
+        for turn in range(20):
+            value = {"rank": rank, "turn": turn, "bytes": bytes(range(256)) * rank}
+            values = meetings.exchange(value, PATIENCE)
+            assert [value["rank"] for value in values] == [0, 1, 2]
+            assert {value["turn"] for value in values} == {turn}
+            assert [len(value["bytes"]) for value in values] == [0, 256, 512]
+        ready.wait(PATIENCE)
+        # Values, marks of having left, a verdict, of the last meeting, and the incarnations.
+        return 0 if isinstance(store, dist.FileStore) else num_keys(store)
+
+    results = on_ranks(3, body)
+    assert all(isinstance(result, int) and result <= 3 + 3 + 1 + 3 for result in results), results
+
+
+def test_a_missing_rank_is_named_and_learns_of_it_when_it_comes(open_store):
+    given_up = threading.Barrier(3)
+
+    def body(rank):
+        meetings = StoreMeetings(open_store(), rank, 3, 1)
+        meetings.exchange("all are here", PATIENCE)
+        if rank == 2:
+            given_up.wait(PATIENCE)
+        begin = time.monotonic()
+        with pytest.raises(RankTimeoutError) as caught:
+            meetings.exchange("without 2", 0.3)
+        waited = time.monotonic() - begin
+        if rank != 2:
+            given_up.wait(PATIENCE)
+            assert waited >= 0.29
+        # They are in step again.
+        assert meetings.exchange(rank, PATIENCE) == [0, 1, 2]
+        return str(caught.value)
+
+    text = "ranks [2] of the process group did not come within 0.3 s"
+    assert on_ranks(3, body) == [
+        f"rank 0: {text}",
+        f"rank 1: {text}",
+        f"rank 2 came too late: {text}",
+    ]
+
+
+def test_the_shortest_timeout_ends_the_meeting_for_all(open_store):
+    def body(rank):
+        meetings = StoreMeetings(open_store(), rank, 3, None)
+        begin = time.monotonic()
+        if rank < 2:
+            with pytest.raises(RankTimeoutError, match=r"ranks \[2\] .* within 0.2 s"):
+                meetings.exchange(None, (0.2, PATIENCE)[rank])
+        return time.monotonic() - begin
+
+    assert max(on_ranks(3, body)) < PATIENCE / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_ranks_share_the_verdict_however_close_it_is(open_store, seed):
+    """Ranks come about when the others give up."""
+    turns = 40
+
+    def body(rank):
+        delays = random.Random(100 * seed + rank)
+        meetings = StoreMeetings(open_store(), rank, 3, None)
+        verdicts = []
+        for turn in range(turns):
+            time.sleep(delays.random() * 0.02)
+            try:
+                assert meetings.exchange(turn, 0.01) == [turn] * 3
+                verdicts.append(True)
+            except RankTimeoutError:
+                verdicts.append(False)
+        return verdicts
+
+    first, *others = on_ranks(3, body)
+    assert len(first) == turns and all(other == first for other in others)
+
+
+def test_a_group_made_anew_on_the_same_store_finds_nothing_of_the_last(open_store):
+    for incarnation in range(3):
+
+        def body(rank, incarnation=incarnation):
+            time.sleep(0.05 * rank)  # what the last one left would be there already
+            meetings = StoreMeetings(open_store(), rank, 2, None)
+            return [meetings.exchange((incarnation, turn), PATIENCE) for turn in range(2)]
+
+        expected = [[(incarnation, turn)] * 2 for turn in range(2)]
+        assert on_ranks(2, body) == [expected] * 2
+
+
+class SilentStore:
+    """A store whose process is stopped: calls do not return."""
+
+    def __init__(self):
+        self.released = threading.Event()
+
+    def add(self, key, amount):
+        self.released.wait(PATIENCE)
+        raise dist.DistNetworkError("gone")
+
+
+def test_a_store_that_does_not_answer_ends_in_time(monkeypatch):
+    monkeypatch.setattr("mok_torch.store_meetings._GRACE_SECONDS", 0.1)
+    store = SilentStore()
+    meetings = StoreMeetings(store, 1, 2, 0)
+    begin = time.monotonic()
+    with pytest.raises(RankTimeoutError, match="kept by rank 0, cannot be reached: no answer"):
+        meetings.exchange(None, 0.1)
+    assert time.monotonic() - begin < PATIENCE / 2
+    store.released.set()
+    with pytest.raises(RankTimeoutError, match="kept by rank 0, cannot be reached: gone"):
+        meetings.exchange(None, PATIENCE)
