@@ -212,10 +212,11 @@ MOK_HOST_DEVICE inline void ListBackwardDependencies(const ProgramShape& shape, 
       list.SignalSlot(CounterFamily::kRecomputeDispatched);
       break;
     case TaskKind::kRecomputeGateUp:
-      // Overwrites g and u, and may use weighted_h as scratch: the weight gradients of the previous
-      // occupant, which RecomputeDispatch waited for, have read it and come after the DownGrad that
-      // read g and u.
+      // Overwrites g and u, in whose place the previous occupant's d_gate and d_up may be, and may
+      // use weighted_h as scratch: the weight gradients, which RecomputeDispatch waited for, have
+      // read these and come after the DownGrad that read g and u.
       list.WaitForSlot(CounterFamily::kRecomputeDispatched, Occupant::kThis);  // x
+      list.WaitForSlot(CounterFamily::kInputGradDone, Occupant::kPrevious);    // d_gate, d_up
       list.SignalSlot(CounterFamily::kRecomputeDone);
       break;
     case TaskKind::kReverseCombine:

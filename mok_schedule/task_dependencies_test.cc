@@ -176,6 +176,7 @@ const std::set<WaitClass> kBackwardWaits = {
     {K::kReverseCombine, F::kEntry, false},
     {K::kReverseCombine, F::kWeightGradDone, false},
     {K::kRecomputeGateUp, F::kRecomputeDispatched, false},
+    {K::kRecomputeGateUp, F::kInputGradDone, false},
     {K::kDownGrad, F::kReverseCombined, false},
     {K::kDownGrad, F::kRecomputeDone, false},
     {K::kDownGrad, F::kReverseDispatched, false},

@@ -8,6 +8,12 @@
 #include "mok_core/status.h"
 
 namespace mok::testing {
+namespace {
+
+// The label of d_gate and d_up where g and u were labelled `label`.
+int64_t GradientOf(int64_t label) { return label + (int64_t{1} << 32); }
+
+}  // namespace
 
 ProgramEffects::ProgramEffects(const TaskProgram& program)
     : program_(program), shape_(program.shape()) {
@@ -38,7 +44,6 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
       {slots, intermediate},                   // kHidden
       {slots, hidden},                         // kY
       {slots, exchange},                       // kDOut
-      {slots, down_grad},                      // kDGateUp
       {slots, parts},                          // kWeightedHidden
       {slots, down_grad},                      // kDRouter
       {shape_.d_x_slots(), hidden},            // kDX
@@ -47,7 +52,6 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
       {tokens, shared_parts},                  // kSharedGateUp
       {tokens, shared_gate_up},                // kSharedHidden
       {tokens, hidden},                        // kSharedY
-      {tokens, shared_down_grad},              // kSharedDGateUp
       {tokens, shared_parts},                  // kSharedWeightedHidden
       {tokens, hidden},                        // kSharedDX
       {1, shared_gradient},                    // kSharedGradient
@@ -70,7 +74,6 @@ std::string ProgramEffects::CellName(int32_t cell) const {
                                                       "hidden",
                                                       "y",
                                                       "d_out",
-                                                      "d_gate_up",
                                                       "weighted_hidden",
                                                       "d_router",
                                                       "d_x",
@@ -79,7 +82,6 @@ std::string ProgramEffects::CellName(int32_t cell) const {
                                                       "shared gate_up",
                                                       "shared hidden",
                                                       "shared y",
-                                                      "shared d_gate_up",
                                                       "shared weighted_hidden",
                                                       "shared d_x",
                                                       "shared gradient",
@@ -211,13 +213,13 @@ void ProgramEffects::AddBackward(const Task& task, Effects& effects) const {
       const Part tile = {slot, task.tile, shape_.down_grad_tiles};
       Append(effects.reads, Buffer::kDOut, slot, block);
       AppendPart(effects.reads, Buffer::kGateUp, tile, block);
-      AppendPart(effects.writes, Buffer::kDGateUp, tile, block);
+      AppendPart(effects.writes, Buffer::kGateUp, tile, GradientOf(block));
       AppendPart(effects.writes, Buffer::kWeightedHidden, tile, block);
       AppendPart(effects.writes, Buffer::kDRouter, tile, block);
       break;
     }
     case TaskKind::kInputGrad:
-      Append(effects.reads, Buffer::kDGateUp, slot, block);
+      Append(effects.reads, Buffer::kGateUp, slot, GradientOf(block));
       effects.writes = {Cell(Buffer::kDX, block % shape_.d_x_slots(), task.tile, block)};
       break;
     case TaskKind::kReverseDispatch:
@@ -239,8 +241,13 @@ void ProgramEffects::AddWeightGrad(const Task& task, Effects& effects) const {
   for (int64_t i = 0; i < piece.num_blocks; ++i) {
     const int64_t block = piece.first_block + i;
     const int64_t slot = shape_.ring.slot_of_block(block);
-    Append(effects.reads, down ? Buffer::kDOut : Buffer::kDGateUp, slot, block);
-    Append(effects.reads, down ? Buffer::kWeightedHidden : Buffer::kX, slot, block);
+    if (down) {
+      Append(effects.reads, Buffer::kDOut, slot, block);
+      Append(effects.reads, Buffer::kWeightedHidden, slot, block);
+    } else {
+      Append(effects.reads, Buffer::kGateUp, slot, GradientOf(block));
+      Append(effects.reads, Buffer::kX, slot, block);
+    }
   }
   const auto carry_label = [&](int64_t macrobatch) {
     return task.expert * (shape_.ring.num_macrobatches() + 1) + macrobatch;
@@ -270,20 +277,23 @@ void ProgramEffects::AddShared(const Task& task, Effects& effects) const {
     case TaskKind::kSharedDownGrad: {
       const Part tile = {task.block, task.tile, shape_.shared_down_grad_tiles};
       AppendPart(effects.reads, Buffer::kSharedGateUp, tile, 0);
-      AppendPart(effects.writes, Buffer::kSharedDGateUp, tile, 0);
+      AppendPart(effects.writes, Buffer::kSharedGateUp, tile, GradientOf(0));
       AppendPart(effects.writes, Buffer::kSharedWeightedHidden, tile, 0);
       break;
     }
     case TaskKind::kSharedInputGrad:
-      Append(effects.reads, Buffer::kSharedDGateUp, task.block, 0);
+      Append(effects.reads, Buffer::kSharedGateUp, task.block, GradientOf(0));
       AddLastShared(task, Buffer::kSharedDX, effects);
       break;
     case TaskKind::kSharedWeightGradDown:
     case TaskKind::kSharedWeightGradGateUp: {
       const bool down = task.kind == TaskKind::kSharedWeightGradDown;
       for (int64_t block = 0; block < shape_.token_blocks; ++block) {
-        Append(effects.reads, down ? Buffer::kSharedWeightedHidden : Buffer::kSharedDGateUp, block,
-               0);
+        if (down) {
+          Append(effects.reads, Buffer::kSharedWeightedHidden, block, 0);
+        } else {
+          Append(effects.reads, Buffer::kSharedGateUp, block, GradientOf(0));
+        }
       }
       const int64_t tile = down ? task.tile : shape_.shared_weight_grad_down_tiles + task.tile;
       effects.writes = {Cell(Buffer::kSharedGradient, 0, tile, 0)};

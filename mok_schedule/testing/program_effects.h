@@ -22,11 +22,10 @@ enum class Buffer : int {
   kSent,            // [row block, exchange tile] pushed rows, read by the exit barrier
   kLanded,          // all peers' pushes: written by the exit barrier, read by the reduction
   kX,               // [slot, exchange tile]
-  kGateUp,          // [slot, intermediate tile] g and u
+  kGateUp,          // [slot, intermediate tile] g and u, then d_gate and d_up in their place
   kHidden,          // [slot, intermediate tile]
   kY,               // [slot, hidden tile]
   kDOut,            // [slot, exchange tile] with the router weights of the rows
-  kDGateUp,         // [slot, intermediate tile]
   kWeightedHidden,  // [slot, intermediate tile]
   kDRouter,         // [slot, intermediate tile] partial router gradients
   kDX,              // [slot of the window, hidden tile]
@@ -35,13 +34,12 @@ enum class Buffer : int {
   kSharedGateUp,    // [token block, shared tile]
   kSharedHidden,
   kSharedY,  // [token block, hidden tile]
-  kSharedDGateUp,
   kSharedWeightedHidden,
   kSharedDX,        // [token block, hidden tile]
   kSharedGradient,  // [shared weight gradient tile]
   kOutput,  // [token block, reduce tile, or with fused_token_reduce hidden tile] out, or d_x
 };
-inline constexpr int kNumBuffers = 22;
+inline constexpr int kNumBuffers = 20;
 
 struct Access {
   int32_t cell;
