@@ -198,9 +198,8 @@ MOK_API int32_t mok_cuda_backward(MokCudaWorkspace* workspace, const MokCudaLaye
 
 /* What the other ranks queue while this one cannot. */
 enum MokCudaErrorPlace {
-  MOK_CUDA_IN_SCHEDULE = 0, /* a schedule */
-  MOK_CUDA_IN_CALL = 1,     /* a schedule and then a forward, which this rank joins without work */
-  MOK_CUDA_IN_PASS = 2      /* a forward or backward whose schedule this rank has built */
+  MOK_CUDA_IN_SCHEDULE = 0, /* a schedule, and all forwards and backwards of it */
+  MOK_CUDA_IN_PASS = 1      /* a forward or backward whose schedule this rank has built */
 };
 
 typedef struct MokCudaErrorArgs {
@@ -214,8 +213,8 @@ typedef struct MokCudaErrorArgs {
 /* Takes the place of this rank's call when its caller has found an error, so that the other ranks
  * do not wait for it. All ranks have GPUs of their own.
  *
- * IN_SCHEDULE, IN_CALL: the other ranks' batch has no routes, and their next call or mok_cuda_check
- * returns `code` and names this rank. The workspaces work on.
+ * IN_SCHEDULE: the other ranks' batch has no routes, passes of that schedule wait for nobody, and
+ * their next schedule or mok_cuda_check returns `code` and names this rank. The workspaces work on.
  *
  * IN_PASS: this rank leaves for good, as the others have been promised rows of it. Its own calls
  * return MOK_FAILED_PRECONDITION from now on. Passes of the others do not wait for it any more, and

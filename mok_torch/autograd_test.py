@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from mok_torch import custom_ops
+from mok_torch import MoELayer, custom_ops
 from mok_torch.functional import MoKConfig, SharedExpert, create_workspace, moe
 from mok_torch.plan import make_plan
 from mok_torch.self_test import Case, run_on_ranks
@@ -253,6 +253,23 @@ def test_forward_mode_is_refused(requires_grad):
         torch.func.jvp(
             lambda w: moe(x, others[0], w, *others[2:]), (weight,), (torch.ones_like(weight),)
         )
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+def test_function_transforms_are_refused(transform):
+    (x, *others), *_ = make_leaves(dtype=torch.float32)
+    layer = MoELayer(x.shape[-1], 16, 4, 2)
+    for function, name in ((lambda x: moe(x, *others).sum(), "moe"), (layer, "MoELayer")):
+        with pytest.raises(NotImplementedError, match=f"{name}: torch.func's gradients"):
+            transform(function)(x.detach())
+
+
+def test_traces_with_fixed_sizes_are_refused():
+    (x, *others), *_ = make_leaves(dtype=torch.float32)
+    layer = MoELayer(x.shape[-1], 16, 4, 2)
+    for function, name in ((lambda x: moe(x, *others), "moe"), (layer, "MoELayer")):
+        with pytest.raises(NotImplementedError, match=f"{name}: torch.jit.trace"):
+            torch.jit.trace(function, (x.detach(),))
 
 
 def test_shared_expert_is_a_plain_tuple():

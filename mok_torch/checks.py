@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch.autograd import forward_ad
 from mok_torch import _C
 from mok_torch.accepted_calls import ALIGNMENT
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
+from mok_torch.scalars import as_integer, as_number
 
 
 class ArgumentNames(NamedTuple):
@@ -112,6 +112,23 @@ def refuse_forward_mode(name: str, value: Tensor, function: str):
         )
 
 
+def refuse_tracing(function: str):
+    """Raises under a transform that autograd functions or operators of a call do not know."""
+    if torch.compiler.is_compiling():
+        return
+    if torch.jit.is_tracing():
+        raise NotImplementedError(
+            f"{function}: torch.jit.trace would take this batch's sizes for constants; use "
+            "torch.compile or torch.export"
+        )
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    if any(transform.key().name == "Grad" for transform in transforms):
+        raise NotImplementedError(
+            f"{function}: torch.func's gradients (grad, vjp, jacrev) are not supported; use "
+            "torch.autograd.grad or backward()"
+        )
+
+
 def require_contiguous(name: str, value: Tensor):
     if not value.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {value.stride()}")
@@ -150,16 +167,19 @@ def _multiple_of_8(name: str, size: int, letter: str):
         raise ValueError(f"{name}: expected {letter} to be a multiple of 8, got {size}")
 
 
-def check_default(x, topk: int):
-    """What the default workspace takes its shapes from."""
+def check_default(x, choices: Tensor, name: str):
+    """What the default workspace takes its shapes from. choices: [..., K], called `name`."""
     require_tensor("x", x)
     if x.dtype not in ENGINE_DTYPES:
         raise TypeError(f"x: expected {describe_dtypes()}, got {x.dtype}")
     if x.dim() < 1:
         raise ValueError("x: expected shape [..., H], got []")
     _multiple_of_8("x", x.shape[-1], "H")
-    if topk < 1:
-        raise ValueError(f"topk_idx: expected shape [..., K] with K >= 1, got K = {topk}")
+    if choices.dim() != x.dim() or choices.shape[-1] < 1:
+        leading = "".join(f"{size}, " for size in x.shape[:-1])
+        raise ValueError(
+            f"{name}: expected shape [{leading}K] with K >= 1, got {list(choices.shape)}"
+        )
 
 
 def check_x(x, workspace) -> Tensor:
@@ -267,22 +287,16 @@ def check_layer(
     return LayerTensors(dense(tokens), weight, *routed, shared)
 
 
-def check_num_experts(num_experts):
+def check_num_experts(num_experts) -> int | None:
     """None or an int >= 1."""
-    if num_experts is None:
-        return
-    if isinstance(num_experts, bool) or not isinstance(num_experts, int):
-        raise TypeError(f"num_experts: expected an int or None, got {type(num_experts).__name__}")
-    if not 1 <= num_experts < 2**31:
-        raise ValueError(f"num_experts: expected 1 to {2**31 - 1}, got {num_experts}")
+    return as_integer("num_experts", num_experts, 1, 2**31 - 1, optional=True)
 
 
 def check_swiglu_limit(limit) -> float:
     """The C API's form: 0 is "no clamp"."""
     if limit is None:
         return 0.0
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)):
-        raise TypeError(f"swiglu_limit: expected a number or None, got {type(limit).__name__}")
-    if not limit > 0 or math.isnan(limit):
+    number = as_number("swiglu_limit", limit, optional=True)
+    if not number > 0:  # a NaN is not
         raise ValueError(f"swiglu_limit: expected a number > 0 or None, got {limit}")
-    return float(limit)
+    return number

@@ -8,6 +8,7 @@ import math
 import torch
 
 from mok_torch import _C
+from mok_torch.scalars import as_integer, as_number
 
 _MAX_WORKERS = 1024
 _MAX_ROWS = 2**31 - 1
@@ -51,31 +52,26 @@ class MoKConfig:
     num_sms: int | None = None
 
     def __post_init__(self):
-        self._check_integer("fwd_num_comm_sms", 0, _MAX_WORKERS)
-        self._check_integer("bwd_num_comm_sms", 0, _MAX_WORKERS)
-        self._check_integer("num_sms", 1, _MAX_WORKERS, optional=True)
+        self._set_integer("fwd_num_comm_sms", 0, _MAX_WORKERS)
+        self._set_integer("bwd_num_comm_sms", 0, _MAX_WORKERS)
+        self._set_integer("num_sms", 1, _MAX_WORKERS, optional=True)
         self._check_num_comm_sms()
-        self._check_integer("minibatch_size", 1, _MAX_ROWS, optional=True)
+        self._set_integer("minibatch_size", 1, _MAX_ROWS, optional=True)
         if self.macrobatch_size != -1:
-            self._check_integer("macrobatch_size", 1, _MAX_ROWS, optional=True)
-        self._check_integer("num_threads", 1, _MAX_WORKERS, optional=True)
+            self._set_integer("macrobatch_size", 1, _MAX_ROWS, optional=True)
+        else:
+            self._set_integer("macrobatch_size", -1, -1)
+        self._set_integer("num_threads", 1, _MAX_WORKERS, optional=True)
         if self.isa is not None and self.isa not in _C.ISA_NAMES:
             raise ValueError(f"isa: expected None or one of {_C.ISA_NAMES}, got {self.isa!r}")
-        timeout = self.timeout_seconds
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-            raise TypeError(f"timeout_seconds: expected a number, got {type(timeout).__name__}")
+        timeout = as_number("timeout_seconds", self.timeout_seconds)
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout_seconds: expected a finite number > 0, got {timeout}")
+        object.__setattr__(self, "timeout_seconds", timeout)
 
-    def _check_integer(self, name: str, lowest: int, highest: int, optional: bool = False):
-        value = getattr(self, name)
-        if optional and value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, int):
-            expected = "an int or None" if optional else "an int"
-            raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
-        if not lowest <= value <= highest:
-            raise ValueError(f"{name}: expected {lowest} to {highest}, got {value}")
+    def _set_integer(self, name: str, lowest: int, highest: int, optional: bool = False):
+        value = as_integer(name, getattr(self, name), lowest, highest, optional=optional)
+        object.__setattr__(self, name, value)
 
     def _check_num_comm_sms(self):
         if self.num_sms is None:

@@ -311,7 +311,7 @@ class CudaEngine:
         """Waits for everything queued on the current stream."""
         torch.cuda.current_stream(self.device).synchronize()
 
-    def report_error(self, operation: int, code: int, message: str, whole_call: bool = False):
+    def report_error(self, operation: int, code: int, message: str):
         """Takes this rank's place in what the other ranks queue; see MokCudaErrorPlace.
 
         A rank with a GPU of its own that fails in a forward or backward whose schedule it has built
@@ -323,9 +323,8 @@ class CudaEngine:
         if self.is_capturing():
             return
         args = _C.CudaErrorArgs()
-        args.code, args.place = code, _C.CUDA_IN_PASS
-        if operation == _C.OP_SCHEDULE:
-            args.place = _C.CUDA_IN_CALL if whole_call else _C.CUDA_IN_SCHEDULE
+        in_schedule = operation == _C.OP_SCHEDULE
+        args.code, args.place = code, _C.CUDA_IN_SCHEDULE if in_schedule else _C.CUDA_IN_PASS
         with self._lock:
             scratch = self._enter_stream(self.memory.error_scratch_bytes)
             args.scratch, args.stream = scratch.data_ptr(), self._stream

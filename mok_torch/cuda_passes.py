@@ -246,17 +246,15 @@ def build_schedule(
     routes: Tensor,
     num_local_experts: int,
     num_experts: int,
-    whole_call: bool,
 ) -> tuple[CudaSchedule, ScheduleCall]:
     """Queues the schedule of int64 or int32 routes [T, K]. Collective.
 
     num_experts: E, which the kernel compares on all ranks; 0: what the ranks' experts add up to.
-    whole_call: see Workspace.reporting_errors.
     """
     engine = workspace.engine
     # What earlier kernels found is raised before anything of this call is queued. A rank that
     # raises is replaced in this call, so that the ranks stay in step wherever each of them raises.
-    with workspace.reporting_errors(_C.OP_SCHEDULE, whole_call):
+    with workspace.reporting_errors(_C.OP_SCHEDULE):
         engine.check()
         call = schedule_call(engine, plan, routes.shape[0], num_local_experts, num_experts)
         schedule = new_schedule(engine, call.sizes)

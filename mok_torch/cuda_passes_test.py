@@ -28,7 +28,7 @@ def plan_of(**settings):
 
 def build(space, plan):
     routes = routed_batch(CASE, torch.bfloat16).topk_idx
-    return cuda_passes.build_schedule(space, plan, routes, CASE.experts, 0, True)[0]
+    return cuda_passes.build_schedule(space, plan, routes, CASE.experts, 0)[0]
 
 
 def make_call(space, schedule, plan):
@@ -61,7 +61,7 @@ def test_a_schedule_keeps_its_ids(space):
     routes = routed_batch(CASE, torch.bfloat16).topk_idx
     for dtype in (torch.int64, torch.int32):
         given = routes.to(dtype, copy=True)
-        schedule, _ = cuda_passes.build_schedule(space, plan_of(), given, 5, 0, False)
+        schedule, _ = cuda_passes.build_schedule(space, plan_of(), given, 5, 0)
         given.fill_(-1)
         assert torch.equal(schedule.routes, routes.int())
         assert schedule.ids == (schedule.routes.data_ptr(), 4)
@@ -218,10 +218,9 @@ def test_the_place_of_an_error(engine):
     reports = []
     engine._engine.report_error = lambda args: reports.append((args.place, args.code))
     engine.report_error(_C.OP_SCHEDULE, 3, "text")
-    engine.report_error(_C.OP_SCHEDULE, 3, "text", whole_call=True)
     engine.report_error(_C.OP_FORWARD, 3, "text")
     engine.report_error(_C.OP_BACKWARD, 3, "text")
-    places = [_C.CUDA_IN_SCHEDULE, _C.CUDA_IN_CALL, _C.CUDA_IN_PASS, _C.CUDA_IN_PASS]
+    places = [_C.CUDA_IN_SCHEDULE, _C.CUDA_IN_PASS, _C.CUDA_IN_PASS]
     assert reports == [(place, 3) for place in places]
 
 

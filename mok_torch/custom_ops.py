@@ -34,13 +34,12 @@ from mok_torch.workspace import DEFAULT_HANDLE, Workspace, default_workspace, wo
 _NUM_WEIGHTS = 6  # routed gate, up, down; shared gate, up, down
 
 
-def _find_workspace(handle: int, x: Tensor, choices: Tensor) -> Workspace:
-    """choices: topk_idx or topk_weight, [..., K]."""
+def _find_workspace(handle: int, x: Tensor, choices: Tensor, name: str) -> Workspace:
+    """choices: topk_idx or topk_weight, [..., K]; name: its."""
     if handle != DEFAULT_HANDLE:
         return workspace_of_handle(handle)
-    topk = choices.shape[-1] if choices.dim() else 0
-    check_default(x, topk)
-    return default_workspace(x.device, x.shape[-1], topk, x.dtype)
+    check_default(x, choices, name)
+    return default_workspace(x.device, x.shape[-1], choices.shape[-1], x.dtype)
 
 
 def _refuse_forward_mode(operator: str, names: Sequence[str], tensors: Sequence[Tensor | None]):
@@ -94,12 +93,10 @@ def moe_forward(
     shared = (shared_w_gate, shared_w_up, shared_w_down, shared_scale)
     inputs = (x, topk_idx, topk_weight, *routed, *shared, workspace, plan, swiglu_limit)
     owner, plan, limit, layer, routes = check_forward(inputs)
-    with owner.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
+    with owner.reporting_errors(_C.OP_SCHEDULE):
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
-    schedule = passes.build_schedule(
-        owner, plan, routes, layer.num_local_experts, plan.num_experts, whole_call=True
-    )
+    schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts, plan.num_experts)
     passes.run_forward(LayerCall(owner, plan, schedule, layer, ring, limit), out)
     return out, passes.save_schedule(schedule, plan.schedule_words), *ring
 
@@ -114,8 +111,8 @@ def check_forward(
       expert ids [T, K].
     """
     x, topk_idx, topk_weight, *others, workspace, plan, swiglu_limit = inputs
-    owner = _find_workspace(workspace, x, topk_idx)
-    with owner.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
+    owner = _find_workspace(workspace, x, topk_idx, "topk_idx")
+    with owner.reporting_errors(_C.OP_SCHEDULE):
         _refuse_forward_mode("moe_forward", _INPUT_NAMES, (x, topk_weight, *others))
         limit = check_swiglu_limit(swiglu_limit)
         layer = check_layer(x, topk_weight, others[:3], others[3:], owner)
@@ -186,7 +183,7 @@ def moe_backward(
     weight_needed: which of the six weights' gradients are wanted. Those that are not, or whose
     input is None, are empty.
     """
-    owner = _find_workspace(workspace, x, topk_weight)
+    owner = _find_workspace(workspace, x, topk_weight, "topk_weight")
     weights = (w_gate, w_up, w_down, shared_w_gate, shared_w_up, shared_w_down)
     with owner.reporting_errors(_C.OP_BACKWARD):
         plan = Plan(*plan)

@@ -52,6 +52,11 @@ WRONG = {
         ValueError,
         r"topk_idx: expected shape .* = \[12, 2\], got \[5, 2\]",
     ),
+    "topk_idx without K": (
+        lambda a: {"topk_idx": a["topk_idx"][:, 0]},
+        ValueError,
+        r"topk_idx: expected shape .*\[12, (K|2)\].*, got \[12\]",
+    ),
     "idx high": (
         lambda a: {"topk_idx": torch.where(a["topk_idx"] == 3, 2**40, a["topk_idx"])},
         ValueError,

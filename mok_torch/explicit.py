@@ -28,7 +28,8 @@ from mok_torch.main_grads import MainGrads, check_main_grads
 from mok_torch.passes import LayerCall, LayerGrads, WeightGrads
 from mok_torch.plan import Plan, capacity_rows, make_plan, tokens_in_plan
 from mok_torch.ring import DeviceRing, Ring, RingLayout
-from mok_torch.workspace import Workspace, check_integer, require_workspace
+from mok_torch.scalars import as_integer
+from mok_torch.workspace import Workspace, require_workspace
 
 # Bounds what a mistyped num_local_experts can make the planning allocate.
 MAX_LOCAL_EXPERTS = 2**20
@@ -118,12 +119,12 @@ def build_schedule(
         return Schedule(built, plan, workspace, capacity)
     with workspace.reporting_errors(_C.OP_SCHEDULE):
         config = _check_config(config)
-        check_num_experts(num_experts)
+        num_experts = check_num_experts(num_experts)
         require_tensor("top_experts", top_experts)
         leading = top_experts.shape[:-1]
         routes = check_topk_idx(top_experts, leading, workspace, EXPLICIT_NAMES)
         workspace.require_room("top_experts", routes.shape[0])
-        check_integer("num_local_experts", num_local_experts, 0, MAX_LOCAL_EXPERTS)
+        num_local_experts = as_integer("num_local_experts", num_local_experts, 0, MAX_LOCAL_EXPERTS)
         ep_size = workspace.ep_size
         tokens = tokens_in_plan(workspace, routes.shape[0])
         plan = make_plan(
@@ -137,7 +138,7 @@ def build_schedule(
     experts = (num_local_experts, num_experts or 0)
     capacity = capacity_rows(tokens, workspace.topk, num_local_experts)
     if place is not None:
-        engine, call = cuda_passes.build_schedule(workspace, plan, routes, *experts, False)
+        engine, call = cuda_passes.build_schedule(workspace, plan, routes, *experts)
         # Where num_experts is left open, several ranks have to meet every time.
         if ep_size == 1 or num_experts is not None:
             if call.sizes.max_tokens == place.engine.max_tokens:
@@ -398,7 +399,7 @@ def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limi
         ring = passes.check_buffer("context.ring.buffer", ring.buffer, layer, layout)
     if not isinstance(ring, Ring):
         raise TypeError(f"context.ring: expected a Ring, got {type(ring).__name__}")
-    check_integer("context.kept_macrobatches", context.kept_macrobatches, 0, 1)
+    as_integer("context.kept_macrobatches", context.kept_macrobatches, 0, 1)
     names = [f"context.ring.{name}" for name in Ring._fields]
     passes.check_ring(names, ring, layer, schedule.plan.ring_rows)
     if context.swiglu_limit != swiglu_limit:

@@ -19,6 +19,7 @@ from mok_torch.checks import (
     check_num_experts,
     check_swiglu_limit,
     refuse_forward_mode,
+    refuse_tracing,
     require_tensor,
 )
 from mok_torch.config import MoKConfig
@@ -132,8 +133,10 @@ def moe(
         if known is not None:
             return moe_cuda.run(known, _layer_tensors(arguments, shared))
     with _reporting_errors(workspace):
-        _check_types(arguments, shared, config, swiglu_limit)
-        check_num_experts(num_experts)
+        refuse_tracing("moe")
+        _check_types(arguments, shared, config)
+        swiglu_limit = check_swiglu_limit(swiglu_limit) or None
+        num_experts = check_num_experts(num_experts)
         inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
     if not is_direct:
         return moe_forward(*inputs, swiglu_limit)[0]
@@ -186,14 +189,13 @@ def _reporting_errors(workspace):
         return contextlib.nullcontext()
     if not isinstance(workspace, Workspace):
         raise TypeError(f"workspace: expected a Workspace or None, got {type(workspace).__name__}")
-    return workspace.reporting_errors(_C.OP_SCHEDULE, whole_call=True)
+    return workspace.reporting_errors(_C.OP_SCHEDULE)
 
 
-def _check_types(tensors, shared, config, swiglu_limit):
+def _check_types(tensors, shared, config):
     """What would fail on the way to the operator, which does all other checks."""
     if config is not None and not isinstance(config, MoKConfig):
         raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
-    check_swiglu_limit(swiglu_limit)
     names = ("x", "topk_idx", "topk_weight", "w_gate", "w_up", "w_down")
     named = dict(zip(names, tensors, strict=True))
     if shared is not None:

@@ -16,7 +16,6 @@ from mok_torch.test_support import (
     assert_matches_float64,
     assert_matches_reference,
     expected_of,
-    few_terms_limit,
     routed_batch,
 )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mok_torch import _C, full_state, functional, ops
-from mok_torch.checks import refuse_forward_mode
+from mok_torch.checks import refuse_forward_mode, refuse_tracing
 from mok_torch.config import MoKConfig
 from mok_torch.errors import as_shared_error
 from mok_torch.fan_out import fan_out
@@ -24,6 +24,7 @@ from mok_torch.router import (
     count_routes,
     position_independent_sigmoid,
 )
+from mok_torch.scalars import as_integer, as_number
 
 if torch.distributed.is_available():
     # PyTorch imports this at the first call of an operator. Were there a process group by then, its
@@ -183,21 +184,20 @@ class MoELayer(nn.Module):
             topk_group=topk_group,
             expert_bias=expert_bias,
         )
-        _check_size("hidden_size", hidden_size, 8)
-        _check_size("intermediate_size", intermediate_size, 8)
-        _check_size("shared_intermediate_size", shared_intermediate_size, 0)
+        hidden_size = _check_size("hidden_size", hidden_size, 8)
+        intermediate_size = _check_size("intermediate_size", intermediate_size, 8)
+        shared_intermediate_size = _check_size(
+            "shared_intermediate_size", shared_intermediate_size, 0
+        )
         if shared_gate and shared_intermediate_size == 0:
             raise ValueError("shared_gate needs a shared expert: shared_intermediate_size is 0")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         self.precision = _check_precision(precision, dtype)
-        _check_swiglu_limit(swiglu_limit)
-        self.swiglu_limit = swiglu_limit
+        self.swiglu_limit = _check_swiglu_limit(swiglu_limit)
         self.config = MoKConfig() if config is None else config
         if not isinstance(self.config, MoKConfig):
             raise TypeError(f"config: expected a MoKConfig, got {type(config).__name__}")
-        if gradient_block is not None:
-            _check_integer("gradient_block", gradient_block, 1)
-        self.gradient_block = gradient_block
+        self.gradient_block = as_integer("gradient_block", gradient_block, 1, optional=True)
         self.group = as_group(group)
         self._workspace: functional.Workspace | None = None
 
@@ -236,7 +236,7 @@ class MoELayer(nn.Module):
         raises ValueError), and before torch.compile, which cannot trace it.
         """
         if self.group.size == 1:
-            _check_integer("max_tokens_per_rank", max_tokens_per_rank, 0)
+            as_integer("max_tokens_per_rank", max_tokens_per_rank, 0)
             return  # functional.moe grows the workspace of a single rank itself
         # Held weakly by self.group: a layer must not keep a process group from being destroyed.
         group = self.group.group if isinstance(self.group, DistributedGroup) else self.group
@@ -292,6 +292,7 @@ class MoELayer(nn.Module):
             return torch.ops.aten._unsafe_view(out, x.shape)
 
     def _check_input(self, x: Tensor) -> None:
+        refuse_tracing("MoELayer")
         if not isinstance(x, Tensor):
             raise TypeError(f"x: expected a torch.Tensor, got {type(x).__name__}")
         if x.layout != torch.strided or x.is_nested:
@@ -310,7 +311,7 @@ class MoELayer(nn.Module):
     def _raise_on_every_rank(self, problem: Exception) -> NoReturn:
         """Raises here and in the other ranks, which are waiting for this one in their forwards."""
         if self._workspace is not None:
-            with self._workspace.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
+            with self._workspace.reporting_errors(_C.OP_SCHEDULE):
                 raise problem
         # The first forward: they are in get_workspace, whose first exchange takes an exception.
         self.group.exchange(as_shared_error(problem)[0], self.config.timeout_seconds)
@@ -433,27 +434,18 @@ class MoELayer(nn.Module):
         return f"{rank}, precision={self.precision!r}, swiglu_limit={self.swiglu_limit}"
 
 
-def _check_integer(name: str, value: int, lowest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}: {value!r}")
-    if value < lowest:
-        raise ValueError(f"{name}: expected at least {lowest}, got {value}")
-
-
-def _check_swiglu_limit(limit: float | None) -> None:
-    if limit is None:
-        return
-    if isinstance(limit, bool) or not isinstance(limit, int | float):
-        raise TypeError(f"swiglu_limit: expected a number or None, got {limit!r}")
-    if not 0 < limit < math.inf:
+def _check_swiglu_limit(limit: float | None) -> float | None:
+    number = as_number("swiglu_limit", limit, optional=True)
+    if number is not None and not 0 < number < math.inf:
         raise ValueError(f"swiglu_limit: expected None or a finite number > 0, got {limit}")
+    return number
 
 
-def _check_size(name: str, value: int, lowest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}: {value!r}")
-    if value < lowest or value % 8:
-        raise ValueError(f"{name}: expected a multiple of 8 and at least {lowest}, got {value}")
+def _check_size(name: str, value: int, lowest: int) -> int:
+    size = as_integer(name, value, lowest)
+    if size % 8:
+        raise ValueError(f"{name}: expected a multiple of 8 and at least {lowest}, got {size}")
+    return size
 
 
 def _check_precision(precision: str | None, dtype: torch.dtype) -> str:

@@ -113,7 +113,7 @@ def check(inputs: Sequence, swiglu_limit: float | None, key: CallKey | None) -> 
       The run, and what has to be kept alive until its kernels are queued.
     """
     owner, plan, limit, layer, routes = custom_ops.check_forward((*inputs, swiglu_limit))
-    with owner.reporting_errors(_C.OP_SCHEDULE, whole_call=True):
+    with owner.reporting_errors(_C.OP_SCHEDULE):
         engine = owner.engine
         engine.check()
         schedule = cuda_passes.schedule_call(
@@ -140,7 +140,7 @@ def run(run: Run, tensors: Sequence[Tensor | None]) -> Tensor:
 
 def _forward(run: Run, x: Tensor) -> tuple[Tensor, CudaSchedule, DeviceRing]:
     engine, call = run.engine, run.call
-    operation, whole_call = _C.OP_SCHEDULE, True
+    operation = _C.OP_SCHEDULE
     try:
         schedule = cuda_passes.new_schedule(engine, call.schedule.sizes)
         if not call.plan.differentiated:  # nobody needs the ids after this call
@@ -149,11 +149,11 @@ def _forward(run: Run, x: Tensor) -> tuple[Tensor, CudaSchedule, DeviceRing]:
         ring = DeviceRing.empty(call.forward.layout, x)
         out = x.new_empty(x.shape)
         cuda_passes.queue_schedule(engine, call.schedule, schedule, run.routes)
-        operation, whole_call = _C.OP_FORWARD, False
+        operation = _C.OP_FORWARD
         addresses = call.forward.layout.addresses(ring.buffer.data_ptr())
         cuda_passes.queue_forward(engine, call.forward, schedule, run.inputs, addresses, out)
     except Exception as error:
-        run.workspace.report(error, operation, whole_call)
+        run.workspace.report(error, operation)
         raise
     return out, schedule, ring
 

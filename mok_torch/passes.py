@@ -210,17 +210,14 @@ def build_schedule(
     topk_idx: Tensor,
     num_local_experts: int,
     num_experts: int,
-    whole_call: bool = False,
 ) -> _C.Schedule | cuda_passes.CudaSchedule:
     """The engine's schedule of int64 topk_idx [T, K], contiguous. Collective.
 
     num_experts: E, which the engine compares on all ranks; 0: what the ranks' experts add up to.
-    whole_call: see Workspace.reporting_errors.
     """
     if topk_idx.is_cuda:
-        return cuda_passes.build_schedule(
-            workspace, plan, topk_idx, num_local_experts, num_experts, whole_call
-        )[0]
+        experts = (num_local_experts, num_experts)
+        return cuda_passes.build_schedule(workspace, plan, topk_idx, *experts)[0]
     config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
     return _C.Schedule.build(
         workspace.engine,

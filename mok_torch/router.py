@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mok_torch import ops
+from mok_torch.scalars import as_integer, as_number
 
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
@@ -57,11 +58,7 @@ class RouterConfig:
 
     def __post_init__(self):
         for name in ("num_experts", "top_k", "n_group", "topk_group"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}: expected an int, got {type(value).__name__}: {value!r}")
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            object.__setattr__(self, name, as_integer(name, getattr(self, name), 1))
         if self.scoring not in SCORINGS:
             raise ValueError(f"scoring: expected one of {SCORINGS}, got {self.scoring!r}")
         if self.num_experts % self.n_group:
@@ -80,13 +77,10 @@ class RouterConfig:
                 f"({self.topk_group} of {self.n_group} groups of {self.num_experts} experts), "
                 f"got {self.top_k}"
             )
-        factor = self.routed_scaling_factor
-        if isinstance(factor, bool) or not isinstance(factor, int | float):
-            raise TypeError(f"routed_scaling_factor: expected a number, got {factor!r}")
+        factor = as_number("routed_scaling_factor", self.routed_scaling_factor)
         if not math.isfinite(factor):
-            raise ValueError(
-                f"routed_scaling_factor: expected a finite number, got {self.routed_scaling_factor}"
-            )
+            raise ValueError(f"routed_scaling_factor: expected a finite number, got {factor}")
+        object.__setattr__(self, "routed_scaling_factor", factor)
         if self.expert_bias is None:
             object.__setattr__(self, "expert_bias", self.scoring != "softmax")
 

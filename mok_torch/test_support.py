@@ -83,19 +83,6 @@ def router_gradient_error(actual: Tensor, expected: Tensor, typical: Tensor) -> 
     return float(difference / scale)
 
 
-def few_terms_limit(case: Case) -> float:
-    """What the relative error of out in bf16 stays within, at four standard deviations.
-
-    The squares of the roundings' errors average out over the T * H elements of out and over the
-    elements of h, of which fewer count, as few are large: docs/numerics.md has the measurements.
-    Small layers exceed 4e-3, the limit of large ones, by these roundings alone.
-    """
-    tokens = sum(case.tokens)
-    h_elements = tokens * (case.topk * case.intermediate + case.shared)
-    deviation = math.sqrt(1 / (tokens * case.hidden) + 16 / h_elements)
-    return max(LIMITS[torch.bfloat16][0], 3.9e-3 * (1 + 4 * deviation))
-
-
 def expected_of(case: Case, batch: Batch, actual: dict[str, Tensor]) -> dict[str, Tensor]:
     """run_reference's tensor for every one of actual, and its shape checked."""
     reference = {}

@@ -21,6 +21,7 @@ from mok_torch.cuda_engine import CudaEngine, cuda_device, is_capturing
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
 from mok_torch.errors import RankTimeoutError, as_shared_error
 from mok_torch.groups import SingleRank, as_group
+from mok_torch.scalars import as_integer
 
 # Stands for the cached workspace of one rank and the shapes at hand.
 DEFAULT_HANDLE = 0
@@ -28,6 +29,7 @@ DEFAULT_HANDLE = 0
 _registry_lock = threading.Lock()
 _cache_lock = threading.Lock()
 _next_handle = itertools.count(1)
+_MAX_SIZE = 2**31 - 1
 _by_handle: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
 
 
@@ -42,14 +44,6 @@ class _Request:
     timeout_seconds: float
     device_type: str = "cpu"
     has_cached: bool = False  # a usable workspace of these shapes is in this rank's cache
-
-
-def check_integer(name: str, value, lowest: int, highest: int = 2**31 - 1):
-    """Raises TypeError or ValueError unless value is an int of that range."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-    if not lowest <= value <= highest:
-        raise ValueError(f"{name}: expected {lowest} to {highest}, got {value}")
 
 
 def _portable(answer: _Request | Exception) -> _Request | Exception:
@@ -167,8 +161,8 @@ class Workspace:
         """
 
         def request() -> _Request:
-            check_integer("num_local_tokens", num_local_tokens, 0)
-            shapes = (self.hidden_size, self.topk, self.dtype, num_local_tokens)
+            tokens = as_integer("num_local_tokens", num_local_tokens, 0, _MAX_SIZE)
+            shapes = (self.hidden_size, self.topk, self.dtype, tokens)
             return _Request(*shapes, self.timeout_seconds, self.device.type)
 
         self._grow(_agree(self._group, request))
@@ -211,18 +205,15 @@ class Workspace:
             raise found
 
     @contextlib.contextmanager
-    def reporting_errors(self, operation: int, whole_call: bool = False):
-        """Sends an error that the block raises to the ranks that enter `operation` meanwhile.
-
-        whole_call: of a schedule: they go on to the forward without meeting again in between.
-        """
+    def reporting_errors(self, operation: int):
+        """Sends an error that the block raises to the ranks that enter `operation` meanwhile."""
         try:
             yield
         except Exception as error:
-            self.report(error, operation, whole_call)
+            self.report(error, operation)
             raise
 
-    def report(self, error: Exception, operation: int, whole_call: bool = False):
+    def report(self, error: Exception, operation: int):
         """Sends the error of this rank to the ranks that enter `operation` meanwhile."""
         # What came from another rank, or has been sent, is not sent again: nobody waits for it.
         is_news = not isinstance(error, RankTimeoutError) and not hasattr(error, "is_shared")
@@ -230,10 +221,7 @@ class Workspace:
             return
         error.is_shared = True
         shared, code = as_shared_error(error)
-        if self.on_gpu:
-            self.engine.report_error(operation, code, str(shared), whole_call)
-        else:
-            self.engine.report_error(operation, code, str(shared))
+        self.engine.report_error(operation, code, str(shared))
 
     def is_usable(self) -> bool:
         """False once a rank has not come to a call within the timeout, or has left for good."""
@@ -266,7 +254,7 @@ class Workspace:
         On a GPU with several ranks, a part of the symmetric heap, the same for every call: do not
         write it before the kernels of the last call that used it are queued. Else ordinary memory.
         """
-        check_integer("num_tokens", num_tokens, 0, self.num_local_tokens)
+        num_tokens = as_integer("num_tokens", num_tokens, 0, self.num_local_tokens)
         staged = None
         if self.on_gpu:
             staged = self.engine.staged_x(num_tokens, self.hidden_size)
@@ -377,9 +365,9 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
     if not isinstance(config, MoKConfig):
         raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
     device_type = _check_device(device).type
-    check_integer("num_local_tokens", tokens, 0)
-    check_integer("hidden_size", hidden_size, 8)
-    check_integer("topk", topk, 1)
+    tokens = as_integer("num_local_tokens", tokens, 0, _MAX_SIZE)
+    hidden_size = as_integer("hidden_size", hidden_size, 8, _MAX_SIZE)
+    topk = as_integer("topk", topk, 1, _MAX_SIZE)
     if hidden_size % 8:
         raise ValueError(f"hidden_size: expected a multiple of 8, got {hidden_size}")
     if not isinstance(dtype, torch.dtype) or dtype not in ENGINE_DTYPES:

@@ -13,6 +13,7 @@ import dataclasses
 import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 
@@ -27,7 +28,7 @@ from examples.train_lm import ranks
 from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
 from examples.train_lm.model import SIZES, LanguageModel, ModelConfig
 from examples.train_lm.report import plot
-from examples.train_lm.trainer import Settings, train
+from examples.train_lm.trainer import Settings, train_or_exit
 from mok_torch.full_state import load_full_state_dict
 
 _OUTPUT = os.path.join(tempfile.gettempdir(), "train_lm")
@@ -195,9 +196,12 @@ def main(arguments: list[str]) -> None:
         highlight=False,
     )
     if ranks.launched_by_torchrun():
-        ranks.work_as_rank(train, settings, device=settings.device)
+        ranks.work_as_rank(train_or_exit, settings, device=settings.device)
     else:
-        ranks.launch(train, settings.ranks, settings, device=settings.device)
+        try:
+            ranks.launch(train_or_exit, settings.ranks, settings, device=settings.device)
+        except torch.multiprocessing.ProcessExitedException as error:
+            sys.exit(error.exit_code)  # the rank has said why
     if leads:
         show_result(console, settings, unigram_entropy(text), begin)
 

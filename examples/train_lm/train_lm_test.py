@@ -143,6 +143,22 @@ def test_program_writes_everything(tmp_path, capfd):
     assert checkpoint["model"]["blocks.0.moe.experts.w_up"].shape[0] == 4
 
 
+def test_a_training_that_diverges_stops(tmp_path, capfd):
+    paths = {name: str(tmp_path / name) for name in ("checkpoint", "loss_log")}
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    size = {"ranks": 2, "batch": 2, "steps": 50, "experts": 4}
+    with flagsaver.flagsaver(**size, learning_rate=1e37, **paths), pytest.raises(SystemExit) as end:
+        train_lm.main(["train_lm"])
+    assert end.value.code == 1
+    text = capfd.readouterr().err
+    assert text.count("train_lm: the loss of step ") == 1 and "try a smaller" in text
+    assert not (tmp_path / "checkpoint").exists()
+    records = [json.loads(line) for line in (tmp_path / "loss_log").read_text().splitlines()]
+    assert 1 <= len(records) < 50 and all(math.isfinite(record["loss"]) for record in records)
+    assert f"the loss of step {len(records)} is nan" in text
+
+
 def test_batch_must_divide_among_ranks():
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["train_lm"])

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import sys
 import time
 
 import torch
@@ -37,6 +38,10 @@ class Settings:
     checkpoint: str
     device: str = "cpu"
     cuda_graph: bool = False
+
+
+class DivergedError(RuntimeError):
+    """The loss is no number any more. Raised on every rank, at the same step."""
 
 
 def learning_rate_share(step: int, steps: int) -> float:
@@ -145,13 +150,17 @@ class TrainingStep:
 
 
 class Progress:
-    """Hands the steps' results to the report in bundles, since reading them waits for a GPU."""
+    """Hands the steps' results to the report in bundles, since reading them waits for a GPU.
+
+    Raises DivergedError with the first loss that is infinite or NaN.
+    """
 
     def __init__(self, report: Report | None, tokens_per_step: int, steps_per_bundle: int):
         self._report = report
         self._tokens_per_step = tokens_per_step
         self._steps_per_bundle = steps_per_bundle
         self._bundle: list[tuple[Tensor, Tensor]] = []
+        self._steps = 0  # before the bundle
         self._begin = time.perf_counter()
 
     def add(self, loss: Tensor, loads: Tensor) -> None:
@@ -164,9 +173,12 @@ class Progress:
         losses = [float(loss) for loss, _ in self._bundle]
         seconds = time.perf_counter() - self._begin
         rate = self._tokens_per_step * len(losses) / seconds
-        if self._report:
-            for loss, (_, loads) in zip(losses, self._bundle, strict=True):
+        for index, (loss, (_, loads)) in enumerate(zip(losses, self._bundle, strict=True)):
+            if not math.isfinite(loss):
+                raise DivergedError(f"the loss of step {self._steps + index} is {loss}")
+            if self._report:
                 self._report.step(loss, rate, loads.cpu())
+        self._steps += len(losses)
         self._bundle.clear()
         self._begin = time.perf_counter()
 
@@ -226,3 +238,15 @@ def train(rank: int, settings: Settings) -> None:
             "validation_loss": validation,
         }
         torch.save(checkpoint, settings.checkpoint)
+
+
+def train_or_exit(rank: int, settings: Settings) -> None:
+    """As train; a training that diverges ends the process with a message and exit status 1."""
+    try:
+        train(rank, settings)
+    except DivergedError as error:
+        if rank == 0:
+            text = f"train_lm: {error}, no checkpoint written; try a smaller --learning_rate"
+            print(text, file=sys.stderr, flush=True)
+        dist.barrier()  # the first rank that exits ends the others
+        sys.exit(1)

@@ -45,7 +45,7 @@ class CudaRanks {
   int32_t Forward(int rank, int32_t part = MOK_CUDA_WHOLE);
   int32_t Backward(int rank, int32_t part = MOK_CUDA_WHOLE);
   // In place of these.
-  int32_t ReportError(int rank, int32_t code, int32_t place = MOK_CUDA_IN_CALL);
+  int32_t ReportError(int rank, int32_t code, int32_t place = MOK_CUDA_IN_SCHEDULE);
 
   // Replaces the expert ids [T, K] of the whole batch.
   void SetIds(const std::vector<int64_t>& ids);

@@ -5,7 +5,7 @@
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/cuda/call_checks.h"
-#include "mok_megakernel/cuda/join_pass.h"
+#include "mok_megakernel/cuda/leave_passes.h"
 #include "mok_schedule/device/launch_schedule.h"
 
 namespace mok {
@@ -142,18 +142,16 @@ Status CudaWorkspace::ReportInSchedule(const MokCudaErrorArgs& args, int32_t par
                         {plan.schedule_grid_blocks, shape_.device, args.stream});
 }
 
-Status CudaWorkspace::Join(int32_t left_code, void* stream) const {
-  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, CudaErrorLayer()));
-  JoinPassParams join = {};
-  join.meeting.rank = shape_.rank;
-  join.meeting.num_ranks = shape_.ep_size;
+Status CudaWorkspace::Leave(int32_t code, void* stream) const {
+  LeavePassesParams leave = {};
+  leave.meeting.rank = shape_.rank;
+  leave.meeting.num_ranks = shape_.ep_size;
   for (int32_t rank = 0; rank < shape_.ep_size; ++rank) {
-    join.meeting.flags_of_rank[rank] =
+    leave.meeting.flags_of_rank[rank] =
         heap_.At<uint64_t>(heap_of_rank_[static_cast<size_t>(rank)], CudaHeapLayout::kFlags);
   }
-  join.state = plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses)).state;
-  join.left_code = left_code;
-  return LaunchJoinPass(join, shape_.device, stream);
+  leave.code = code;
+  return LaunchLeavePasses(leave, shape_.device, stream);
 }
 
 Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
@@ -161,22 +159,21 @@ Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
     return InvalidArgumentError("args.code: expected an error of MokStatusCode, got ", args.code);
   }
   if (args.place < MOK_CUDA_IN_SCHEDULE || args.place > MOK_CUDA_IN_PASS) {
-    return InvalidArgumentError("args.place: expected 0 to 2, got ", args.place);
+    return InvalidArgumentError("args.place: expected 0 or 1, got ", args.place);
   }
   MOK_RETURN_IF_ERROR(CheckWaits());
   if (shape_.ep_size == 1) return OkStatus();
   if (args.place == MOK_CUDA_IN_PASS) {
     if (has_left_) return OkStatus();  // nobody waits in a pass for a rank that has left
     has_left_ = reported_ahead_ = true;
-    MOK_RETURN_IF_ERROR(Join(args.code, args.stream));
+    MOK_RETURN_IF_ERROR(Leave(args.code, args.stream));
     // The others meet this rank next in a schedule, whether or not its caller calls again: its word
     // lies ready, and no kernel of this rank waits for theirs.
     return ReportInSchedule(args, MOK_CUDA_STAGE);
   }
   MOK_RETURN_IF_ERROR(ReportInSchedule(args, reported_ahead_ ? MOK_CUDA_BUILD : MOK_CUDA_WHOLE));
   reported_ahead_ = false;
-  if (args.place == MOK_CUDA_IN_SCHEDULE || has_left_) return OkStatus();
-  return Join(0, args.stream);
+  return OkStatus();
 }
 
 }  // namespace mok

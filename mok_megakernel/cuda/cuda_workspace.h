@@ -52,7 +52,7 @@ class CudaWorkspace {
 
   // part: WHOLE, or first STAGE and in a later call BUILD.
   Status ReportInSchedule(const MokCudaErrorArgs& args, int32_t part) const;
-  Status Join(int32_t left_code, void* stream) const;
+  Status Leave(int32_t code, void* stream) const;
 
   CudaWorkspaceShape shape_;
   // This rank takes part in no call any more.

@@ -88,10 +88,12 @@ class PassTracer {
   DeviceTracer tracer_;
 };
 
-// Counters that the launch leaves out: its meetings and reductions are separated by stream order.
+// Whether the ranks meet in this launch. Not where stream order stands in for it, nor where the
+// schedule is refused: then no rank has rows, all that run the pass know it, and one may have heard
+// of the error and not run it.
 template <class Params>
 MOK_DEVICE bool MeetsPeers(const Params& p) {
-  return p.shape.mode == PassMode::kWhole;
+  return p.shape.mode == PassMode::kWhole && p.schedule.result->is_refused == 0;
 }
 
 }  // namespace mok

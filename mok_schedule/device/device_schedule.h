@@ -17,7 +17,10 @@ namespace mok {
 // Sizes of a schedule that depend on the batch.
 struct DeviceScheduleResult {
   int64_t num_row_blocks;  // of the routing table; 0 after an error
-  int64_t total_tokens;    // of all ranks
+  int64_t total_tokens;    // of all ranks; 0 after an error
+  // 1: a rank could not take part, or the ranks disagree, as all of them know: passes of this
+  // schedule meet nobody, so that nobody waits for a rank that has heard of it and calls no more.
+  int64_t is_refused;
 };
 
 // Pointers into device memory; what the arrays hold is said at RoutingTableView and PieceTables.

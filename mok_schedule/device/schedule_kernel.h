@@ -24,6 +24,7 @@ template <int kBug, class Storage>
 MOK_DEVICE void BuildSchedule(const ScheduleParams& p, Storage& s, DeviceWait& wait) {
   if (!WaitForRanks<kBug>(p, s, wait)) return;
   const int64_t disagreement = ReadHeaders<kBug>(p, s);
+  if (Thread() == 0) s.is_refused = disagreement == kNoRoute ? 0 : 1;
   if (!IsTableBlock()) CountRoutes<kBug>(p, s);
   if (!WaitForCounts<kBug>(p, s, wait)) return;
   LayOutExperts(p, s);

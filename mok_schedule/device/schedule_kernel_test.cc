@@ -189,6 +189,7 @@ TEST(ScheduleKernelTest, ARankThatCannotTakePartIsRecordedByTheOthers) {
       const Status status = CheckScheduleErrorRecord(ranks.error(rank));
       EXPECT_EQ(status.code(), rank == failing ? StatusCode::kOk : StatusCode::kTypeMismatch);
       EXPECT_EQ(ranks.schedule(rank, 0).result->num_row_blocks, 0);
+      EXPECT_EQ(ranks.schedule(rank, 0).result->is_refused, 1);
     }
     const Status status = CheckScheduleErrorRecord(ranks.error(failing == 0 ? 1 : 0));
     EXPECT_EQ(status.message(),
@@ -211,6 +212,7 @@ TEST(ScheduleKernelTest, DisagreementIsRecordedOnEveryRank) {
       EXPECT_EQ(CheckScheduleErrorRecord(ranks.error(rank)), first);
       EXPECT_EQ(ranks.schedule(rank, 0).result->num_row_blocks, 0);
       EXPECT_EQ(ranks.schedule(rank, 0).result->total_tokens, 0);
+      EXPECT_EQ(ranks.schedule(rank, 0).result->is_refused, 1);
     }
     return first.message();
   };

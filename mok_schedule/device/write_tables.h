@@ -153,7 +153,8 @@ MOK_DEVICE void FinishBatch(const ScheduleParams& p, Storage& s, const DeviceWai
   }
   if (Thread() != 0) return;
   *p.schedule.result = {s.failed != 0 ? 0 : p.schedule.expert_block_begin[num_experts],
-                        s.failed != 0 ? 0 : s.token_begin[p.layer.ep_size]};
+                        s.failed != 0 ? 0 : s.token_begin[p.layer.ep_size],
+                        s.failed != 0 ? 0 : s.is_refused};
   if (kBug != kScheduleCountersKept) {
     StoreRelaxedGpu(&p.state->counted_blocks, uint64_t{0});
     StoreRelaxedGpu(&p.state->finished_blocks, uint64_t{0});

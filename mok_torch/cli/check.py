@@ -76,7 +76,7 @@ def _cells(case: Case, precision: str, comparisons: list[Comparison]) -> tuple[s
     """A row of the table: the tensor that comes closest to its limit, and the verdict on all."""
     worst = max(comparisons, key=lambda c: (not c.ok, c.error / c.limit))
     row_error = max(c.row_error for c in comparisons if c.row_error is not None)
-    errors = (worst.tensor, f"{worst.error:.1e}", f"{worst.limit:.0e}", f"{row_error:.1e}")
+    errors = (worst.tensor, f"{worst.error:.1e}", f"{worst.limit:.1e}", f"{row_error:.1e}")
     return case.name, precision, str(len(case.tokens)), *errors, _verdict(comparisons)
 
 

@@ -80,7 +80,6 @@ void BindCudaSizes(py::module_& module) {
   module.attr("CUDA_EXCHANGE") = static_cast<int32_t>(MOK_CUDA_EXCHANGE);
   module.attr("CUDA_REDUCE") = static_cast<int32_t>(MOK_CUDA_REDUCE);
   module.attr("CUDA_IN_SCHEDULE") = static_cast<int32_t>(MOK_CUDA_IN_SCHEDULE);
-  module.attr("CUDA_IN_CALL") = static_cast<int32_t>(MOK_CUDA_IN_CALL);
   module.attr("CUDA_IN_PASS") = static_cast<int32_t>(MOK_CUDA_IN_PASS);
 }
 

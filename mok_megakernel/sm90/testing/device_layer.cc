@@ -200,7 +200,7 @@ void DeviceLayer::UploadSchedule(int index) {
                                     rank.config.macrobatch_blocks);
   std::vector<std::byte> host(static_cast<size_t>(layout.bytes()));
   const DeviceSchedule schedule = layout.At(host.data());
-  *schedule.result = {table.num_row_blocks(), spec.num_tokens()};
+  *schedule.result = {table.num_row_blocks(), spec.num_tokens(), 0};
   std::copy(table.source_rank.begin(), table.source_rank.end(), schedule.source_rank);
   std::copy(table.source_route.begin(), table.source_route.end(), schedule.source_route);
   std::copy(table.expert_block_begin.begin(), table.expert_block_begin.end(),

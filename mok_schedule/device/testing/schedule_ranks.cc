@@ -205,6 +205,7 @@ Status ScheduleRanks::CompareRank(int rank, int slot, const RoutingTable& expect
     return InternalError("expected ", expected.num_row_blocks(), " row blocks and ", total_tokens,
                          " tokens, got ", result.num_row_blocks, " and ", result.total_tokens);
   }
+  if (result.is_refused != 0) return InternalError("refused");
   MOK_RETURN_IF_ERROR(
       CompareArray("expert_block_begin", actual.expert_block_begin, expected.expert_block_begin));
   MOK_RETURN_IF_ERROR(CompareArray("expert_rows", actual.expert_rows, expected.expert_rows));
