@@ -11,7 +11,7 @@ from mok_torch import functional
 from mok_torch.functional import MoKConfig, SharedExpert, moe
 from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.reference import relative_error
-from mok_torch.self_test import Case, make_batch, run_layer
+from mok_torch.self_test import Case, few_terms_limit, make_batch, run_layer
 from mok_torch.test_support import (
     assert_matches_float64,
     assert_matches_reference,
