@@ -254,3 +254,42 @@ def test_a_graph_of_a_whole_step_equals_eager():
         d_out.normal_()
         graph.replay()
         assert_equal(captured, torch.autograd.grad(call(idx, tensors), tensors, d_out))
+
+
+@pytest.mark.parametrize("weight_dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("buffer_dtype", [BF16, torch.float32])
+def test_gradients_go_into_main_grad(weight_dtype, buffer_dtype):
+    """Of two microbatches: the bits of the explicit calls; and again, captured into a graph."""
+    idx, (x, weight, *read) = leaves()
+    parameters = [torch.nn.Parameter(tensor.detach().to(weight_dtype)) for tensor in read]
+    for parameter in parameters:
+        parameter.main_grad = torch.zeros(parameter.shape, dtype=buffer_dtype, device="cuda")
+        parameter.grad_added_to_main_grad = False
+    buffers = [parameter.main_grad for parameter in parameters]
+    d_out = torch.randn_like(x)
+
+    def step():
+        for _ in range(2):
+            out = call(idx, (x, weight, *parameters), gradient_accumulation_fusion=True)
+            torch.autograd.grad(out, x, d_out)
+
+    step()
+    workspace = functional.get_workspace(
+        device="cuda", num_local_tokens=512, hidden_size=256, topk=2
+    )
+    schedule = functional.build_schedule(workspace, None, idx, num_local_experts=8)
+    arguments = [tensor.detach() for tensor in (x, weight, *read[3:], *read[:3])]
+    expected = functional.MainGrads(*map(torch.zeros_like, buffers))
+    for _ in range(2):
+        _, context = functional.forward(None, workspace, schedule, *arguments)
+        common = (None, workspace, schedule, context, d_out, *arguments)
+        functional.backward(*common, main_grads=expected)
+    assert_equal(buffers, expected)
+    assert all(parameter.grad_added_to_main_grad for parameter in parameters)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for buffer in buffers:
+        buffer.zero_()
+    graph.replay()
+    assert_equal(buffers, expected)

@@ -9,7 +9,7 @@ real kernels, which can tell the other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -183,30 +183,14 @@ def moe_backward(
     weight_needed: which of the six weights' gradients are wanted. Those that are not, or whose
     input is None, are empty.
     """
-    owner = _find_workspace(workspace, x, topk_weight, "topk_weight")
     weights = (w_gate, w_up, w_down, shared_w_gate, shared_w_up, shared_w_down)
-    with owner.reporting_errors(_C.OP_BACKWARD):
-        plan = Plan(*plan)
-        inputs = (d_out, x, topk_weight, *weights, shared_scale)
-        _refuse_forward_mode("moe_backward", ("d_out", *_INPUT_NAMES), inputs)
-        limit = check_swiglu_limit(swiglu_limit)
-        layer = check_layer(x, topk_weight, weights[:3], (*weights[3:], shared_scale), owner)
-        check_d_out(d_out, x)
-        owner.require_room("x", layer.num_tokens)
-        d_tokens = dense(d_out.reshape(layer.x.shape))
-        schedule = passes.load_schedule(schedule_words, layer, plan, owner)
-        passes.check_schedule(schedule, layer)
-        ring = Ring(*map(dense, (ring_x, ring_gate, ring_up, shared_gate, shared_up)))
-        passes.check_ring(_RING_NAMES, ring, layer, plan.ring_rows)
-        tokens = tokens_in_plan(owner, layer.num_tokens)
-        capacity = capacity_rows(tokens, owner.topk, layer.num_local_experts)
-        if passes.may_overwrite_ring(schedule, plan, capacity):
-            # Rows that autograd holds. (On GPUs only where a compiler calls the operator: moe_cuda
-            # needs no copy.)
-            ring = ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())
-        grads = _empty_grads(layer, weights, weight_needed)
-    call = LayerCall(owner, plan, schedule, layer, ring, limit)
-    passes.run_backward(call, d_tokens, 1, grads)
+    saved = (schedule_words, ring_x, ring_gate, ring_up, shared_gate, shared_up)
+    grads = run_backward(
+        (d_out, x, topk_weight, *weights, shared_scale),
+        saved,
+        (workspace, plan, swiglu_limit),
+        lambda layer: _empty_grads(layer, weights, weight_needed),
+    )
     d_weights = (*grads.routed[:3], *grads.shared[:3])
     d_scale = topk_weight.new_empty(0)
     if shared_scale is not None:
@@ -217,6 +201,51 @@ def moe_backward(
         *(x.new_empty(0) if grad is None else grad for grad in d_weights),
         d_scale,
     )
+
+
+def run_backward(
+    inputs: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    settings: Sequence,
+    new_grads: Callable[[LayerTensors], LayerGrads],
+) -> LayerGrads:
+    """The checks and the pass of a backward, from what a forward has returned. Collective.
+
+    Args:
+      inputs: d_out, x, topk_weight, the six weights, shared_scale.
+      saved: the schedule's words, and the tensors of a Ring.
+      settings: the workspace's handle, the plan, swiglu_limit.
+      new_grads: makes what the pass writes or adds to.
+
+    Returns:
+      What new_grads made.
+    """
+    d_out, x, topk_weight, *others = inputs
+    words, *ring = saved
+    workspace, plan, swiglu_limit = settings
+    owner = _find_workspace(workspace, x, topk_weight, "topk_weight")
+    with owner.reporting_errors(_C.OP_BACKWARD):
+        plan = Plan(*plan)
+        _refuse_forward_mode("moe_backward", ("d_out", *_INPUT_NAMES), inputs)
+        limit = check_swiglu_limit(swiglu_limit)
+        layer = check_layer(x, topk_weight, others[:3], others[3:], owner)
+        check_d_out(d_out, x)
+        owner.require_room("x", layer.num_tokens)
+        d_tokens = dense(d_out.reshape(layer.x.shape))
+        schedule = passes.load_schedule(words, layer, plan, owner)
+        passes.check_schedule(schedule, layer)
+        ring = Ring(*map(dense, ring))
+        passes.check_ring(_RING_NAMES, ring, layer, plan.ring_rows)
+        tokens = tokens_in_plan(owner, layer.num_tokens)
+        capacity = capacity_rows(tokens, owner.topk, layer.num_local_experts)
+        if passes.may_overwrite_ring(schedule, plan, capacity):
+            # Rows that autograd holds. (On GPUs only where a compiler calls the operator: moe_cuda
+            # needs no copy.)
+            ring = ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())
+        grads = new_grads(layer)
+    call = LayerCall(owner, plan, schedule, layer, ring, limit)
+    passes.run_backward(call, d_tokens, 1, grads)
+    return grads
 
 
 def _empty_grads(layer: LayerTensors, weights, weight_needed: Sequence[bool]) -> LayerGrads:

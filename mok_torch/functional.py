@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mok_torch import _C, moe_cuda
+from mok_torch import _C, moe_cuda, moe_main_grads
 from mok_torch.accepted_calls import exactly
 from mok_torch.checks import (
     check_num_experts,
@@ -34,7 +34,8 @@ from mok_torch.explicit import (
     recompute_forward_context,
 )
 from mok_torch.groups import InProcessGroup
-from mok_torch.plan import make_plan
+from mok_torch.main_grads import main_grads_of
+from mok_torch.plan import Plan, make_plan
 from mok_torch.workspace import DEFAULT_HANDLE, Workspace, create_workspace, get_workspace
 
 __all__ = [
@@ -86,6 +87,7 @@ def moe(
     config: MoKConfig | None = None,
     swiglu_limit: float | None = None,
     num_experts: int | None = None,
+    gradient_accumulation_fusion: bool = False,
 ) -> Tensor:
     """Routes tokens to experts and combines their outputs.
 
@@ -112,6 +114,11 @@ def moe(
       swiglu_limit: c > 0 clamps the gate projection to at most c and the up projection to [-c, c].
       num_experts: E, if all ranks are to check that they agree on it. None: what the ranks' El add
         up to.
+      gradient_accumulation_fusion: the backward adds each weight's gradient to its main_grad, an
+        attribute of the tensor given here, and autograd gets none, in the way of Megatron-LM:
+        docs/training.md has the contract. Weights may then have another dtype than x, which they
+        are cast to. Bits as of functional.backward(main_grads=...). torch.compile leaves such a
+        call out of its graphs.
 
     Returns:
       [..., H] of x's dtype.
@@ -122,28 +129,66 @@ def moe(
       NotImplementedError: forward-mode differentiation; a second backward.
     """
     arguments = (x, topk_idx, topk_weight, w_gate, w_up, w_down)
+    fuses = gradient_accumulation_fusion
     if torch.compiler.is_compiling():
+        if fuses:
+            options = (shared, workspace, config, swiglu_limit, num_experts)
+            return _fused_out_of_graphs(arguments, *options)
         inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
         return moe_forward(*inputs, swiglu_limit)[0]
     is_direct = moe_cuda.applies(x)
-    key = None
+    key = known = None
     if is_direct:
-        settings = ("moe", config, exactly(swiglu_limit), exactly(num_experts))
-        key, known = moe_cuda.find(arguments, shared, workspace, settings)
+        settings = ("moe", config, exactly(swiglu_limit), exactly(num_experts), fuses)
+        if not fuses or _need_no_cast(x, arguments, shared):
+            key, known = moe_cuda.find(arguments, shared, workspace, settings)
         if known is not None:
-            return moe_cuda.run(known, _layer_tensors(arguments, shared))
+            tensors = _layer_tensors(arguments, shared)
+            if fuses and known.call.plan.differentiated:
+                with _reporting_errors(workspace):
+                    main_grads_of(tensors[2:8], x.dtype)
+            return moe_cuda.run(known, tensors)
     with _reporting_errors(workspace):
         refuse_tracing("moe")
         _check_types(arguments, shared, config)
         swiglu_limit = check_swiglu_limit(swiglu_limit) or None
         num_experts = check_num_experts(num_experts)
-        inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
+        inputs = _operator_inputs(arguments, shared, workspace, config, num_experts, fuses)
+        fuses = fuses and bool(Plan(*inputs[-1]).differentiated)
+        weights = _layer_tensors(arguments, shared)[2:8]
+        if fuses:
+            main_grads_of(weights, inputs[0].dtype)
     if not is_direct:
+        if fuses:
+            return moe_main_grads.moe(inputs, swiglu_limit, weights)
         return moe_forward(*inputs, swiglu_limit)[0]
-    checked, layer = moe_cuda.check(inputs, swiglu_limit, key)
-    out = moe_cuda.run(checked, (inputs[0], *inputs[2:-2]))
+    checked, layer = moe_cuda.check(inputs, swiglu_limit, key, fuses)
+    tensors, casts = (inputs[0], *inputs[2:-2]), None
+    if fuses:
+        casts = [cast if cast is None else cast.detach() for cast in tensors[2:8]]
+        tensors = (*tensors[:2], *weights, tensors[8])
+    out = moe_cuda.run(checked, tensors, casts)
     del layer  # copies, if any, of what was not contiguous
     return out
+
+
+@torch.compiler.disable
+def _fused_out_of_graphs(arguments, shared, workspace, config, swiglu_limit, num_experts) -> Tensor:
+    """moe with gradient_accumulation_fusion: no operator may write to tensors that it finds."""
+    return moe(
+        *arguments,
+        shared=shared,
+        workspace=workspace,
+        config=config,
+        swiglu_limit=swiglu_limit,
+        num_experts=num_experts,
+        gradient_accumulation_fusion=True,
+    )
+
+
+def _need_no_cast(x, arguments, shared) -> bool:
+    weights = (*arguments[3:], *(() if not isinstance(shared, tuple) else shared[:3]))
+    return all(getattr(weight, "dtype", x.dtype) == x.dtype for weight in weights)
 
 
 def _layer_tensors(arguments, shared):
@@ -152,13 +197,17 @@ def _layer_tensors(arguments, shared):
     return (x, *others, *((None,) * 4 if shared is None else (*shared, None)[:4]))
 
 
-def _operator_inputs(arguments, shared, workspace, config, num_experts):
-    """The operator's inputs but the last: tensors after autocast, the handle, the plan."""
+def _operator_inputs(arguments, shared, workspace, config, num_experts, casts_weights=False):
+    """The operator's inputs but the last: tensors after autocast, the handle, the plan.
+
+    casts_weights: to the dtype of x, where there is no autocast.
+    """
     x, topk_idx, topk_weight, *weights = arguments
     shared_weights = list(_NO_SHARED_EXPERT if shared is None else SharedExpert(*shared))
     device_type = x.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
+    casts_x = torch.is_autocast_enabled(device_type)
+    if casts_x or casts_weights:
+        dtype = torch.get_autocast_dtype(device_type) if casts_x else x.dtype
         x = x.to(dtype)
         weights = [weight.to(dtype) for weight in weights]
         shared_weights[:3] = [w if w is None else w.to(dtype) for w in shared_weights[:3]]

@@ -87,12 +87,12 @@ class SharedExpert(nn.Module):
         self.w_down = _parameter(hidden_size, intermediate_size, **factory)
         self.gate_weight = _parameter(1, hidden_size, **factory) if gated else None
 
-    def as_argument(self, x: Tensor, dtype: torch.dtype) -> functional.SharedExpert:
-        """What functional.moe takes for tokens x [T, H]."""
+    def as_argument(self, x: Tensor, dtype: torch.dtype | None) -> functional.SharedExpert:
+        """What functional.moe takes for tokens x [T, H]; dtype: None: the parameters themselves."""
         return functional.SharedExpert(
-            self.w_gate.to(dtype),
-            self.w_up.to(dtype),
-            self.w_down.to(dtype),
+            _as_dtype(self.w_gate, dtype),
+            _as_dtype(self.w_up, dtype),
+            _as_dtype(self.w_down, dtype),
             None if self.gate_weight is None else output_gate(x, self.gate_weight),
         )
 
@@ -136,6 +136,8 @@ class MoELayer(nn.Module):
         over the ranks with tree_sum they have the same bits for every EP size that splits the
         batch into equal powers of two of blocks. The shared expert then runs beside the routed
         ones instead of inside the same pass, so its term is rounded once more.
+      gradient_accumulation_fusion: the backward adds the gradients of the routed and the shared
+        experts to their parameters' main_grad, see functional.moe. Not with gradient_block.
       max_tokens_per_rank: reserve() this many; the constructor is then collective. None: the first
         forward reserves what the ranks pass in it. Without a group there is no limit.
       config: how the engine runs; None: MoKConfig().
@@ -167,6 +169,7 @@ class MoELayer(nn.Module):
         swiglu_limit: float | None = None,
         group=None,
         gradient_block: int | None = None,
+        gradient_accumulation_fusion: bool = False,
         max_tokens_per_rank: int | None = None,
         config: MoKConfig | None = None,
         precision: str | None = None,
@@ -198,6 +201,12 @@ class MoELayer(nn.Module):
         if not isinstance(self.config, MoKConfig):
             raise TypeError(f"config: expected a MoKConfig, got {type(config).__name__}")
         self.gradient_block = as_integer("gradient_block", gradient_block, 1, optional=True)
+        if gradient_accumulation_fusion and self.gradient_block is not None:
+            raise ValueError(
+                f"gradient_block: expected None with gradient_accumulation_fusion, got "
+                f"{self.gradient_block}"
+            )
+        self.gradient_accumulation_fusion = gradient_accumulation_fusion
         self.group = as_group(group)
         self._workspace: functional.Workspace | None = None
 
@@ -285,6 +294,7 @@ class MoELayer(nn.Module):
                 config=self.config,
                 swiglu_limit=self.swiglu_limit,
                 num_experts=self.num_experts,
+                gradient_accumulation_fusion=self.gradient_accumulation_fusion,
             )
             out = (out if beside is None else beside + out).to(x.dtype)
             # Not a view, whose in-place change would detach hooks on it (of FSDP2, for one) from
@@ -331,11 +341,13 @@ class MoELayer(nn.Module):
             tokens, to_router, to_shared = fan_out(x.reshape(-1, self.hidden_size), 3)
             topk_idx, topk_weight = self._route(to_router)
             arguments = {"x": tokens.to(dtype), "topk_idx": topk_idx, "topk_weight": topk_weight}
+            # Where they are to be found by their main_grad, moe casts them.
+            weight_dtype = None if self.gradient_accumulation_fusion else dtype
             for name in ("w_gate", "w_up", "w_down"):
-                arguments[name] = getattr(self.experts, name).to(dtype)
+                arguments[name] = _as_dtype(getattr(self.experts, name), weight_dtype)
             beside = None
             if self.shared_expert is not None and self.gradient_block is None:
-                arguments["shared"] = self.shared_expert.as_argument(to_shared, dtype)
+                arguments["shared"] = self.shared_expert.as_argument(to_shared, weight_dtype)
             elif self.shared_expert is not None:
                 beside = self._shared_in_blocks(to_shared)
             self.expert_load.copy_(count_routes(arguments["topk_idx"], self.num_experts))
@@ -468,6 +480,11 @@ def _draw(weight: Tensor, std: float, *identity) -> None:
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
     values = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
     weight.copy_(values.normal_(std=std, generator=generator))
+
+
+def _as_dtype(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """dtype: None: the weight itself."""
+    return weight if dtype is None else weight.to(dtype)
 
 
 def _parameter(*shape: int, dtype: torch.dtype, device) -> nn.Parameter:

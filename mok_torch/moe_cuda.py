@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from mok_torch import _C, cuda_passes, custom_ops, passes
+from mok_torch import _C, cuda_passes, custom_ops, moe_main_grads, passes
 from mok_torch.accepted_calls import CallKey, key_of_call
 from mok_torch.checks import check_layer, dense, require_dtype, require_tensor
 from mok_torch.cuda_engine import CudaEngine
 from mok_torch.cuda_passes import CudaSchedule, PassCall, ScheduleCall
 from mok_torch.groups import SingleRank
+from mok_torch.main_grads import main_grads_of, tell_trainer
 from mok_torch.passes import LayerGrads, WeightGrads
 from mok_torch.plan import Plan, capacity_rows, tokens_in_plan
 from mok_torch.ring import DeviceRing
@@ -35,12 +36,14 @@ class MoeCall(NamedTuple):
 
     Attributes:
       may_overwrite: the backward may overwrite the ring.
+      fuses: the backward adds the weights' gradients to their main_grad.
     """
 
     schedule: ScheduleCall
     forward: PassCall
     plan: Plan
     may_overwrite: bool
+    fuses: bool
 
 
 class Run(NamedTuple):
@@ -104,10 +107,12 @@ def find(
     return key, Run(owner, engine, call, key.addresses[:_NUM_INPUTS], topk_idx)
 
 
-def check(inputs: Sequence, swiglu_limit: float | None, key: CallKey | None) -> tuple[Run, object]:
+def check(
+    inputs: Sequence, swiglu_limit: float | None, key: CallKey | None, fuses: bool
+) -> tuple[Run, object]:
     """Checks a call as the operator does, and remembers it under `key`.
 
-    inputs: the operator's, without swiglu_limit.
+    inputs: the operator's, without swiglu_limit. fuses: see MoeCall.
 
     Returns:
       The run, and what has to be kept alive until its kernels are queued.
@@ -125,16 +130,23 @@ def check(inputs: Sequence, swiglu_limit: float | None, key: CallKey | None) -> 
         schedule = schedule._replace(scratch_bytes=scratch_bytes)
         tokens = tokens_in_plan(owner, layer.num_tokens)
         capacity = capacity_rows(tokens, owner.topk, layer.num_local_experts)
-        call = MoeCall(schedule, forward, plan, plan.ring_rows < capacity)
+        call = MoeCall(schedule, forward, plan, plan.ring_rows < capacity, fuses)
         if owner.ep_size == 1 or plan.num_experts:  # else the ranks have to meet every time
             engine.accepted.add(key, call)
     return Run(owner, engine, call, passes.addresses(layer.tensors()), routes), layer
 
 
-def run(run: Run, tensors: Sequence[Tensor | None]) -> Tensor:
-    """moe's result. Collective. tensors: as LayerTensors.tensors(), with leading dimensions."""
+def run(
+    run: Run, tensors: Sequence[Tensor | None], casts: Sequence[Tensor | None] | None = None
+) -> Tensor:
+    """moe's result. Collective.
+
+    Args:
+      tensors: as LayerTensors.tensors(), with leading dimensions.
+      casts: what the kernels read in place of the six weights; only where the call fuses.
+    """
     if run.call.plan.differentiated:
-        return _Moe.apply(run, *tensors)
+        return _Moe.apply(run, casts, *tensors)
     return _forward(run, tensors[0])[0]
 
 
@@ -159,12 +171,15 @@ def _forward(run: Run, x: Tensor) -> tuple[Tensor, CudaSchedule, DeviceRing]:
 
 
 class _Moe(torch.autograd.Function):
-    """apply(run, the nine tensors of LayerTensors.tensors())."""
+    """apply(run, casts or None, the nine tensors of LayerTensors.tensors())."""
 
     @staticmethod
-    def forward(ctx, run: Run, *tensors):
+    def forward(ctx, run: Run, casts, *tensors):
         out, schedule, ring = _forward(run, tensors[0])
-        ctx.save_for_backward(*tensors, schedule.words, ring.buffer)
+        x, topk_weight, *weights, scale = tensors
+        read = weights if casts is None else casts
+        ctx.save_for_backward(x, topk_weight, *read, scale, schedule.words, ring.buffer)
+        ctx.weights = weights if run.call.fuses else None
         # Else autograd would fill zeros where no gradient comes.
         ctx.set_materialize_grads(False)
         # Keeps a workspace alive that its owner drops before the backward.
@@ -175,21 +190,21 @@ class _Moe(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out):
         if d_out is None:
-            return (None,) * (1 + _NUM_INPUTS)
-        run, needed = ctx.run, ctx.needs_input_grad[1:]
+            return (None,) * (2 + _NUM_INPUTS)
+        run, needed = ctx.run, ctx.needs_input_grad[2:]
         try:
             saved = ctx.saved_tensors  # hooks may run, and fail
             kept = ctx.kept_macrobatches
             if run.call.may_overwrite:
                 ctx.kept_macrobatches = 0
             with torch.no_grad():
-                gradients = _backward(run, d_out, saved, needed, kept)
+                gradients = _backward(run, d_out, saved, needed, kept, ctx.weights)
         except Exception as error:
             run.workspace.report(error, _C.OP_BACKWARD)
             raise
         if torch.is_grad_enabled():  # create_graph
             gradients = _NoDoubleBackward.apply(gradients, d_out, *saved[:_NUM_INPUTS])
-        return None, *gradients
+        return None, None, *gradients
 
 
 class _NoDoubleBackward(torch.autograd.Function):
@@ -206,10 +221,17 @@ class _NoDoubleBackward(torch.autograd.Function):
         custom_ops.refuse_double_backward()
 
 
-def _backward(run: Run, d_out: Tensor, saved, needed, kept_macrobatches: int):
-    """The gradients of the nine inputs, None where none is needed."""
+def _backward(run: Run, d_out: Tensor, saved, needed, kept_macrobatches: int, into):
+    """The gradients of the nine inputs, None where none is needed.
+
+    into: the weights whose main_grad gets theirs, or None.
+    """
     engine = run.workspace.engine
-    grads = _new_grads(saved[:_NUM_INPUTS], needed)
+    if into is None:
+        grads = _new_grads(saved[:_NUM_INPUTS], needed)
+    else:
+        buffers = main_grads_of(into, saved[0].dtype)
+        grads = moe_main_grads.grads_into(buffers, saved[:_NUM_INPUTS])
     settings = ("moe backward", run.call.plan, run.call.forward.swiglu_limit)
     key = key_of_call(settings, (*saved, d_out))
     words = saved[_NUM_INPUTS]
@@ -222,7 +244,7 @@ def _backward(run: Run, d_out: Tensor, saved, needed, kept_macrobatches: int):
     operands = passes.cuda_operands(d_out, kept_macrobatches, grads)
     inputs, ring = passes.addresses(tensors), pass_call.layout.addresses(buffer.data_ptr())
     cuda_passes.queue_backward(engine, pass_call, schedule, inputs, ring, operands)
-    weights = (*grads.routed[:3], *grads.shared[:3])
+    weights = (*grads.routed[:3], *grads.shared[:3]) if into is None else tell_trainer(into)
     return grads.x, grads.topk_weight, *weights, grads.shared_scale if needed[-1] else None
 
 
