@@ -19,6 +19,7 @@ void RunDispatch(const PassParams& params, const Task& task) {
   const BlockRows rows = RowsOfBlock(params, task);
   PullRows(TableRows(params, rows), params.shape.topk, params.exchange.x,
            RingRows(params.ring.x, rows.ring_row));
+  ClearSpareRows(params, params.ring.x, rows, {0, static_cast<int>(params.shape.hidden)});
 }
 
 void RunCombine(const PassParams& params, const Task& task) {

@@ -87,10 +87,13 @@ TileCounts CountTiles(const LayerShape& shape) {
 void RunGateUp(const PassParams& params, const UntypedMatrix& h, const Task& task,
                TileWorker& worker) {
   const BlockRows rows = RowsOfBlock(params, task);
+  const Range columns = TileRange(task.tile, kHostTileI, params.shape.intermediate);
   RunGateUpTile(params, params.routed,
                 {params.ring.x, params.ring.gate, params.ring.up, h, rows.ring_row, rows.rows,
                  task.expert * params.shape.intermediate},
-                TileRange(task.tile, kHostTileI, params.shape.intermediate), worker);
+                columns, worker);
+  ClearSpareRows(params, params.ring.gate, rows, columns);
+  ClearSpareRows(params, params.ring.up, rows, columns);
 }
 
 void RunSharedGateUp(const PassParams& params, const UntypedMatrix& h, const Task& task,

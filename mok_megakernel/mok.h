@@ -258,7 +258,10 @@ typedef struct MokForwardArgs {
    * every rank, because a rank that did not would let the others wait in their backward. 0: it
    * does not, or the caller sees to that itself. Changes nothing else. */
   int32_t differentiated;
-  int32_t reserved; /* 0 */
+  /* 1: rows of the context's ring that hold no route are set to zero, so that the context is a
+   * function of the inputs whatever its memory held. 0: they are left alone, and pages of a sparse
+   * ring that no route needs stay untouched. No pass reads them. */
+  int32_t clear_spare_rows;
 } MokForwardArgs;
 
 /* Collective: the whole layer. On an error out and the context hold anything. */

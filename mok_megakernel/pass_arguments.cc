@@ -126,6 +126,9 @@ Status CheckForwardArgs(const WorkspaceShape&, const Schedule& schedule,
   if (args->differentiated != 0 && args->differentiated != 1) {
     return InvalidArgumentError("differentiated: expected 0 or 1, got ", args->differentiated);
   }
+  if (args->clear_spare_rows != 0 && args->clear_spare_rows != 1) {
+    return InvalidArgumentError("clear_spare_rows: expected 0 or 1, got ", args->clear_spare_rows);
+  }
   return CheckPointer("out", args->out, schedule.num_tokens > 0);
 }
 

@@ -153,6 +153,18 @@ void FillInputs(const PassInputs& inputs, PassParams* params) {
       Rows(context.shared_up, shape.num_tokens, shape.shared_intermediate, dtype);
 }
 
+// Zeros to the rows of the ring behind those of the last row block.
+void StageSpareBlocks(PassParams* params) {
+  const RingPlan& plan = params->ring_plan;
+  const int64_t used = std::min(plan.num_row_blocks, plan.macrobatch_blocks) * kRowBlock;
+  for (const UntypedMatrix* matrix : {&params->ring.x, &params->ring.gate, &params->ring.up}) {
+    if (matrix->rows <= used || matrix->columns == 0) continue;
+    params->staged[params->num_staged++] = {
+        matrix->At(used, 0), nullptr,
+        static_cast<size_t>((matrix->rows - used) * matrix->row_bytes())};
+  }
+}
+
 // Hands out the regions of the scratch memory as matrices.
 class ScratchMatrices {
  public:
@@ -274,6 +286,8 @@ Status PrepareForward(Workspace& workspace, const EngineConfig& config, const Sc
   MOK_RETURN_IF_ERROR(Prepare(
       workspace, config, {Pass::kForward, schedule, args.layer, args.context, nullptr, 1}, pass));
   pass->record[AgreedField::kDifferentiated] = args.differentiated;
+  pass->params.clear_spare_rows = args.clear_spare_rows != 0;
+  if (args.clear_spare_rows != 0) StageSpareBlocks(&pass->params);
   const LayerShape& shape = pass->params.shape;
   pass->params.tokens.reduced = Rows(args.out, shape.num_tokens, shape.hidden, shape.dtype);
   return OkStatus();

@@ -80,7 +80,8 @@ void PassExecutor::RunWorker(int worker) {
   }
 }
 
-// Copies what peers will read into the heap, chunk by chunk, by all workers.
+// Copies what peers will read into the heap, and clears what is to be clear, chunk by chunk, by all
+// workers.
 void PassExecutor::StageInputs() {
   int64_t chunk;
   while (staging_.Next(chunk)) {
@@ -88,8 +89,12 @@ void PassExecutor::StageInputs() {
     const StagedCopy* copy = pass_.params.staged;
     while (chunk - first >= ChunksOf(*copy)) first += ChunksOf(*copy++);
     const size_t begin = static_cast<size_t>(chunk - first) * kStagingChunkBytes;
-    std::memcpy(copy->destination + begin, copy->source + begin,
-                std::min(kStagingChunkBytes, copy->bytes - begin));
+    const size_t bytes = std::min(kStagingChunkBytes, copy->bytes - begin);
+    if (copy->source == nullptr) {
+      std::memset(copy->destination + begin, 0, bytes);
+    } else {
+      std::memcpy(copy->destination + begin, copy->source + begin, bytes);
+    }
     Signal(staged_chunks_);
   }
 }

@@ -107,13 +107,14 @@ struct ReduceRows {
   bool stay_in_ring() const { return row_of_route != nullptr; }
 };
 
-// A tensor of the caller that peers read: copied into the heap before the entry barrier.
+// Memory that is filled before the entry barrier: with a tensor of the caller that peers read (its
+// place in the heap), or with zeros (the rows of the caller's ring behind its last row block).
 struct StagedCopy {
   std::byte* destination;
-  const std::byte* source;
+  const std::byte* source;  // null: zeros
   size_t bytes;
 };
-inline constexpr int kMaxStagedCopies = 3;
+inline constexpr int kMaxStagedCopies = 4;
 
 // Points into itself once filled: stays where it is.
 struct PassParams {
@@ -128,6 +129,7 @@ struct PassParams {
   ExpertParams routed;
   ExpertParams shared;
   RingParams ring;
+  bool clear_spare_rows = false;  // forward: zeros to rows of `ring` that hold no route
   ForwardScratch forward;
   BackwardScratch backward;
   ExpertGradParams d_routed;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
+#include "mok_core/dtype.h"
 #include "mok_megakernel/pass_params.h"
 #include "mok_schedule/task.h"
 
@@ -41,6 +43,16 @@ inline Range TokensOfReduceTile(const PassParams& params, const Task& task) {
   const int64_t begin = int64_t{task.block} * kRowBlock + int64_t{task.tile} * kReduceTokens;
   const int64_t rest = std::max<int64_t>(0, params.shape.num_tokens - begin);
   return {begin, static_cast<int>(std::min<int64_t>(kReduceTokens, rest))};
+}
+
+// Where the forward is asked to: zeros to columns of a block's rows that hold no route.
+inline void ClearSpareRows(const PassParams& params, const UntypedMatrix& matrix,
+                           const BlockRows& block, const Range& columns) {
+  if (!params.clear_spare_rows) return;
+  const auto bytes = static_cast<size_t>(columns.count * ElementBytes(matrix.dtype));
+  for (int row = block.rows; row < kRowBlock; ++row) {
+    std::memset(matrix.At(block.ring_row + row, columns.begin), 0, bytes);
+  }
 }
 
 // The tokens of a token block.

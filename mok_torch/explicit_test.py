@@ -7,7 +7,6 @@ import torch
 
 from mok_torch import functional
 from mok_torch.functional import MainGrads, MoKConfig, create_workspace, moe
-from mok_torch.lazy_memory import lazy_zeros
 from mok_torch.self_test import Case, run_on_ranks
 from mok_torch.test_support import as_bits, routed_batch
 
@@ -253,12 +252,33 @@ def test_schedule_info():
     assert (first.num_rows, second.num_rows, second.num_row_blocks) == (1, 4, 1)
 
 
-def test_lazy_zeros():
-    for shape in ((0, 5), (3, 4), (1000, 1000)):
-        tensor = lazy_zeros(shape, torch.bfloat16)
-        assert tensor.shape == shape and tensor.is_contiguous() and (tensor == 0).all()
-        tensor.fill_(3)
-        assert (tensor == 3).all()
+@pytest.mark.parametrize("macrobatch", [None, 256])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_ring_is_a_function_of_the_inputs_whatever_its_memory_held(macrobatch, threads):
+    """Rows without a route, in the last row block of each expert and behind all, are zero."""
+    case = Case("ring", (700,), hidden=512, intermediate=512, experts=5, no_route_share=0.2)
+    config = MoKConfig(macrobatch_size=macrobatch, minibatch_size=128, num_threads=threads)
+    layer = Layer(case, config)
+    rings, places = [], []
+    for _ in range(3):
+        _, context = layer.forward()
+        rings.append([as_bits(tensor).clone() for tensor in context.ring])
+        places.append([tensor.data_ptr() for tensor in context.ring])
+        for tensor in context.ring:
+            tensor.fill_(float("nan"))
+        del tensor, context
+    assert sorted(places[1]) == sorted(places[2]), "the memory is used again"
+    assert all(map(torch.equal, rings[0], rings[1])) and all(map(torch.equal, rings[0], rings[2]))
+    if macrobatch is None:
+        used = torch.zeros(len(rings[0][0]), dtype=torch.bool)
+        counts = layer.schedule.tokens_per_expert().tolist()
+        begin = 0
+        for count in counts:
+            used[begin : begin + count] = True
+            begin += -(-count // 128) * 128
+        for tensor in rings[0][:3]:
+            assert (tensor[~used] == 0).all() and (tensor[used] != 0).any(dim=1).all()
+        assert 128 < (~used).sum() and begin < len(used)
 
 
 @pytest.mark.parametrize(

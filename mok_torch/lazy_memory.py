@@ -1,45 +1,45 @@
-"""Zero-initialised tensors whose memory costs nothing until it is written."""
+"""Large tensors on the CPU without the cost of fresh memory."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 
 import torch
 from torch import Tensor
 
-# Below this a memset is cheaper than the system calls and page faults of a mapping.
+from mok_torch import _C
+
+# Below this PyTorch's own allocation is cheaper than system calls, page faults and buffer objects.
 _MAPPED_BYTES = 1 << 18
-# A huge page of x86, and the smallest tensor that gets any: at worst half of its last one is spare.
-_HUGE_PAGE_BYTES = 1 << 21
-_HUGE_BYTES = _HUGE_PAGE_BYTES // 2
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, dense: bool = False) -> Tensor:
-    """As torch.zeros(shape, dtype=dtype) on the CPU.
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """As torch.zeros(shape, dtype=dtype), for tensors of which little will be touched.
 
-    Large tensors are private anonymous mappings, which the system fills with zero pages on first
-    touch. A ring has rows that no route uses: they are neither stored nor cleared, and yet always
-    zero, so that an operator that returns the ring is a function of its inputs.
-
-    Args:
-      dense: most of the tensor will be written. Huge pages then make the first touch several times
-        cheaper (small ones cost a forward 6 to 10 % of its time); in a sparse tensor they would
-        fill memory for a few rows.
+    Large ones are private anonymous mappings, which the system fills with zero pages on first
+    touch: what is never written is neither stored nor cleared, and yet zero.
     """
     size = math.prod(shape)
     num_bytes = size * dtype.itemsize
     if num_bytes < _MAPPED_BYTES:
         return torch.zeros(shape, dtype=dtype)
-    huge = dense and num_bytes >= _HUGE_BYTES
-    # Only huge pages that lie in the mapping as a whole are used. What is added is address space.
-    spare = 2 * _HUGE_PAGE_BYTES - num_bytes % _HUGE_PAGE_BYTES if huge else 0
-    mapping = mmap.mmap(-1, num_bytes + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    offset = 0
-    if huge:
-        offset = -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % _HUGE_PAGE_BYTES
-        with contextlib.suppress(OSError):  # a kernel without huge pages: small ones do
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # The tensor's storage keeps the mapping alive.
-    return torch.frombuffer(mapping, dtype=dtype, count=size, offset=offset).view(shape)
+    return torch.frombuffer(mapping, dtype=dtype, count=size).view(shape)
+
+
+def recycled_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """As torch.empty(shape, dtype=dtype), for tensors of which most will be written.
+
+    Large ones lie on huge pages, in memory that earlier ones have left (csrc/recycled_memory.h): a
+    small forward of several threads may take twice as long in fresh memory, whose first touch they
+    share.
+    """
+    size = math.prod(shape)
+    num_bytes = size * dtype.itemsize
+    if num_bytes < _MAPPED_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    # The tensor's storage keeps the memory; it returns to the list of free blocks with it.
+    memory = _C.RecycledMemory(num_bytes)
+    return torch.frombuffer(memory, dtype=dtype, count=size).view(shape)

@@ -20,7 +20,7 @@ from mok_torch.checks import (
     require_tensor,
 )
 from mok_torch.dtypes import ENGINE_DTYPES
-from mok_torch.lazy_memory import lazy_zeros
+from mok_torch.lazy_memory import lazy_zeros, recycled_empty
 from mok_torch.plan import Plan, engine_config
 from mok_torch.ring import Ring, RingLayout, ring_shapes
 from mok_torch.workspace import Workspace
@@ -61,15 +61,22 @@ def check_buffer(name: str, buffer, layer: LayerTensors, layout: RingLayout) -> 
 
 
 def new_ring(layer: LayerTensors, ring_rows: int) -> Ring:
-    """A ring for this layer's forward, on a CPU filled with zeros."""
+    """A ring for this layer's forward. Rows that hold no route are zero once that has run on a CPU.
+
+    An operator that returns the ring is then a function of its inputs.
+    """
     shapes = layer_ring_shapes(layer, ring_rows)
     if layer.x.is_cuda:
         return Ring(*(layer.x.new_empty(shape) for shape in shapes))
-    routes = layer.topk_weight.numel()
-    dense = 2 * routes >= ring_rows
-    routed = [lazy_zeros(shape, layer.x.dtype, dense) for shape in shapes[:3]]
-    shared = [lazy_zeros(shape, layer.x.dtype, dense=True) for shape in shapes[3:]]
+    allocate = lazy_zeros if _is_sparse(layer, ring_rows) else recycled_empty
+    routed = [allocate(shape, layer.x.dtype) for shape in shapes[:3]]
+    shared = [recycled_empty(shape, layer.x.dtype) for shape in shapes[3:]]
     return Ring(*routed, *shared)
+
+
+def _is_sparse(layer: LayerTensors, ring_rows: int) -> bool:
+    """Whether most rows of the ring will never be touched, and shall not be cleared either."""
+    return 2 * layer.topk_weight.numel() < ring_rows
 
 
 class WeightGrads(NamedTuple):
@@ -151,6 +158,7 @@ def run_forward(call: LayerCall, out: Tensor):
     call.fill(args)
     args.out = out.data_ptr()
     args.differentiated = call.plan.differentiated
+    args.clear_spare_rows = not _is_sparse(call.layer, call.ring.x.shape[0])
     config = call.engine_config(call.plan.fwd_num_comm)
     _C.forward(call.workspace.engine, config, call.schedule, args)
 
@@ -233,7 +241,7 @@ def new_gradient(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Memory for the gradient of a weight; the pass writes all of it."""
     if weight.is_cuda:
         return torch.empty(weight.shape, dtype=dtype, device=weight.device)
-    return lazy_zeros(tuple(weight.shape), dtype, dense=True)
+    return recycled_empty(tuple(weight.shape), dtype)
 
 
 def may_overwrite_ring(schedule, plan: Plan, capacity: int) -> bool:

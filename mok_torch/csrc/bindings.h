@@ -42,6 +42,7 @@ void DefAddress(Class& cls, const char* name) {
 }
 
 void BindMachine(pybind11::module_& module);
+void BindMemory(pybind11::module_& module);
 void BindConfig(pybind11::module_& module);
 void BindWorkspace(pybind11::module_& module);
 void BindSchedule(pybind11::module_& module);

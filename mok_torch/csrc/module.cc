@@ -40,6 +40,7 @@ void BindMachine(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The engine of MoK: addresses and sizes. Use mok_torch's Python modules instead.";
   mok::BindMachine(module);
+  mok::BindMemory(module);
   mok::BindConfig(module);
   mok::BindWorkspace(module);
   mok::BindSchedule(module);

@@ -127,7 +127,8 @@ void BindPasses(py::module_& module) {
   forward.def(py::init(&MakeArgs<MokForwardArgs>))
       .def_readonly("layer", &MokForwardArgs::layer)
       .def_readonly("context", &MokForwardArgs::context)
-      .def_readwrite("differentiated", &MokForwardArgs::differentiated);
+      .def_readwrite("differentiated", &MokForwardArgs::differentiated)
+      .def_readwrite("clear_spare_rows", &MokForwardArgs::clear_spare_rows);
   DefAddress<&MokForwardArgs::out>(forward, "out");
 
   py::class_<MokBackwardArgs> backward(module, "BackwardArgs");
