@@ -264,7 +264,7 @@ MOK_HOST_DEVICE inline void ListForwardTokenDependencies(const ProgramShape& sha
     case TaskKind::kSharedDown:
       list.WaitFor(CounterFamily::kSharedGateUpDone, task.block,
                    shape.shared_intermediate_tiles);  // h
-      if (shape.fused_token_reduce) {
+      if (shape.fuses_token_reduce()) {
         list.WaitForExitLate();  // nobody waits for the output
       } else {
         list.Signal(CounterFamily::kSharedDownDone, task.block);
@@ -297,7 +297,7 @@ MOK_HOST_DEVICE inline void ListBackwardTokenDependencies(const ProgramShape& sh
     case TaskKind::kSharedInputGrad:
       list.WaitFor(CounterFamily::kSharedDownGradDone, task.block,
                    shape.shared_down_grad_tiles);  // d_gate, d_up
-      if (shape.fused_token_reduce) {
+      if (shape.fuses_token_reduce()) {
         list.WaitForExitLate();  // nobody waits for the output
       } else {
         list.Signal(CounterFamily::kSharedInputGradDone, task.block);

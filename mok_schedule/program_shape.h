@@ -48,18 +48,27 @@ struct ProgramShape {
   // InputGrad is ahead of what has been sent; 0, and at most: as many as the ring has.
   int64_t d_x_window_blocks = 0;
 
-  // Whether the last tiles of the shared expert (SharedDown, SharedInputGrad), once multiplied, add
-  // the rows of the routes themselves and write the output: they are then the last tasks, behind
-  // the exit barrier, and there is no TokenReduce. Needs a shared expert.
-  bool fused_token_reduce = false;
+  // > 0: the last tiles of the shared expert (SharedDown, SharedInputGrad), once multiplied, add
+  // the rows of the routes themselves and write the output. They are then the last tasks, behind
+  // the exit barrier, each of so many tiles side by side, and there is no TokenReduce. Needs a
+  // shared expert.
+  int32_t fused_reduce_width = 0;
+  // Of the forward: how many token blocks, the last ones, have their SharedGateUp behind the last
+  // Down instead of at the start. There it hides the last rows going out.
+  int64_t late_shared_blocks = 0;
 
   // Exchange tile t moves rows t * n .. t * n + n - 1 of its row block, as far as they are valid.
   MOK_HOST_DEVICE int32_t rows_per_exchange_tile() const { return kRowBlock / exchange_tiles; }
   // Likewise for the tokens of TokenReduce.
   MOK_HOST_DEVICE int32_t tokens_per_reduce_tile() const { return kRowBlock / token_reduce_tiles; }
+  MOK_HOST_DEVICE bool fuses_token_reduce() const { return fused_reduce_width > 0; }
+  // Per token block; the last one may have fewer tiles.
+  MOK_HOST_DEVICE int32_t fused_reduce_tasks() const {
+    return (hidden_tiles + fused_reduce_width - 1) / fused_reduce_width;
+  }
   // How many tasks of the compute queue, its last ones, sum the routes into the output.
   MOK_HOST_DEVICE int64_t num_reductions() const {
-    return token_blocks * (fused_token_reduce ? hidden_tiles : token_reduce_tiles);
+    return token_blocks * (fuses_token_reduce() ? fused_reduce_tasks() : token_reduce_tiles);
   }
   MOK_HOST_DEVICE bool has_shared_expert() const { return shared_intermediate_tiles > 0; }
   MOK_HOST_DEVICE bool is_recomputed(int64_t macrobatch) const {

@@ -27,11 +27,6 @@ namespace mok {
 // are row blocks of one of its minibatches, empty where it has no such minibatch: a pipeline that
 // fills in its step 0 and drains in its step n - 1.
 enum class Span : int32_t {
-  // Of the prologue and the epilogue.
-  kOnce,          // one element
-  kTokenBlocks,   // this rank's token blocks
-  kEmptyExperts,  // experts without rows
-  kWithoutRows,   // one element if there is no row block, else none
   // Of the stream, in every step.
   kBehind,     // minibatch j - 1
   kCurrent,    // minibatch j
@@ -47,8 +42,15 @@ enum class Span : int32_t {
   kPieces,  // pieces of the macrobatch, in step n - 1
   // Of the stream, in step 0 of the macrobatch that runs first.
   kAtStart,  // one element
+  // Of the prologue and the epilogue.
+  kOnce,          // one element
+  kTokenBlocks,   // this rank's token blocks
+  kEarlyTokens,   // all but late_shared_blocks of them
+  kLateTokens,    // the last late_shared_blocks of them
+  kEmptyExperts,  // experts without rows
+  kWithoutRows,   // one element if there is no row block, else none
 };
-inline constexpr int kNumSpans = 15;
+inline constexpr int kNumStreamSpans = 11;
 
 // How many minibatches the exchange is ahead of the compute that drains the pipeline. Compute needs
 // at least 3 (the backward recomputes two minibatches ahead).
@@ -187,6 +189,9 @@ class ProgramView {
     return span == Span::kOnce || span == Span::kPieces || span == Span::kEmptyExperts ||
            span == Span::kWithoutRows || span == Span::kAtStart;
   }
+  MOK_HOST_DEVICE static bool IsOfTokens(Span span) {
+    return span == Span::kTokenBlocks || span == Span::kEarlyTokens || span == Span::kLateTokens;
+  }
   // Whether a step is the first one of the pass that computes.
   MOK_HOST_DEVICE bool IsStart(const Step& step) const {
     return step.macrobatch >= 0 && step.index == 0 && step.macrobatch == MacrobatchAt(0);
@@ -233,8 +238,8 @@ class ProgramView {
   int num_segments_ = 0;
   int stream_begin_ = 0;    // segments before it are the prologue
   int epilogue_begin_ = 0;  // segments from it on are the epilogue
-  // [queue][recomputed][span]; in [0] the segments of recomputed macrobatches are left out.
-  int64_t span_tiles_[kNumQueues][2][kNumSpans] = {};
+  // [queue][recomputed][span of the stream]; in [0] the segments of recomputed macrobatches are left out.
+  int64_t span_tiles_[kNumQueues][2][kNumStreamSpans] = {};
   // [queue] index of the first task of the stream, of the epilogue, and the number of tasks.
   int64_t stream_tasks_begin_[kNumQueues] = {};
   int64_t epilogue_tasks_begin_[kNumQueues] = {};

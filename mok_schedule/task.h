@@ -34,9 +34,9 @@ enum class TaskKind : int32_t {
   kGateUp,        // g, u and h = silu(g) * u
   kDown,          // y
   kTokenReduce,   // sum of a token block's routes (and shared expert) into the output; both passes,
-                  // unless the shared expert's last tiles do it: ProgramShape::fused_token_reduce
+                  // unless the shared expert's last tiles do it: ProgramShape::fused_reduce_width
   kSharedGateUp,  // the shared expert's g, u and h
-  kSharedDown,    // the shared expert's y, or with fused_token_reduce the output
+  kSharedDown,    // the shared expert's y, or with fused_reduce_width the output
   // Communication, backward. One task is one exchange tile.
   kRecomputeDispatch,  // pull the tokens again: the forward's ring does not hold them any more
   kReverseCombine,     // pull the (unweighted) output gradients of a row block's tokens
@@ -49,7 +49,7 @@ enum class TaskKind : int32_t {
   kWeightGradGateUp,  // one tile of an expert's Wg and Wu gradients over the same rows
   kSharedRecomputeGateUp,
   kSharedDownGrad,
-  kSharedInputGrad,  // the shared expert's d_x, or with fused_token_reduce the output
+  kSharedInputGrad,  // the shared expert's d_x, or with fused_reduce_width the output
   kSharedWeightGradDown,
   kSharedWeightGradGateUp,
 };

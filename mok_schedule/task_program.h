@@ -8,12 +8,13 @@
 //
 // Forward (macrobatches from the last to the first, so that at the end the ring holds macrobatch 0,
 // which the backward needs first):
-//     EntryBarrier, SharedGateUp*, lead-in(first macrobatch),
+//     EntryBarrier, SharedGateUp* (but late_shared_blocks), lead-in(first macrobatch),
 //     for each macrobatch: GateUp(0),
 //         for j: GateUp(j+1), Dispatch(j+3), {j = max(n-2, 0): lead-in(next macrobatch)},
 //                Combine(j-1), Down(j);
 //         Combine(n-1);
-//     SharedDown*, ExitBarrier, TokenReduce*       {fused: ExitBarrier, SharedDown*}
+//     SharedGateUp* of late_shared_blocks, SharedDown*, ExitBarrier, TokenReduce*
+//     {fused: SharedDown* instead of TokenReduce*, and not before}
 // Backward (macrobatches ascending; [ ] only where macrobatch or shared expert is recomputed):
 //     EntryBarrier, [SharedRecomputeGateUp*], SharedDownGrad*, lead-in(0),
 //     for each macrobatch: [RecomputeGateUp(0), RecomputeGateUp(1)], DownGrad(0),
@@ -26,7 +27,7 @@
 //     WeightGrad* of experts without rows, ExitBarrier, TokenReduce*
 //     {fused: SharedInputGrad* instead of TokenReduce*, and not before}
 // The shared expert's first stage runs while the first rows come in, its second stage while the
-// last rows leave; where it does TokenReduce's work as well (fused_token_reduce) it
+// last rows leave; where it does TokenReduce's work as well (fused_reduce_width) it
 // waits for the exit barrier when its products are there.
 //
 // Inside a minibatch tiles are the outer loop and row blocks the inner one, so that a tile's

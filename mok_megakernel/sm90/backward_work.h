@@ -25,9 +25,10 @@ struct BackwardWork {
     BackwardTask product;
   };
   Kind kind;
-  TokenRange tokens;  // kReduce
-  int32_t signal;     // counter to increment once the tile is stored; -1: none
-  int32_t task_kind;  // for reports
+  TokenRange tokens;             // kReduce
+  int32_t signal;                // counter to increment once the tile is stored; -1: none
+  const uint64_t* late_counter;  // of this GPU, 1 when the epilogue may begin; null: at once
+  int32_t task_kind;             // for reports
   int64_t task;
 };
 

@@ -14,11 +14,18 @@
 namespace mok::testing {
 namespace {
 
+DeviceLayerOptions FusedOptions() {
+  DeviceLayerOptions options = BugOptions();
+  options.fused_forward_reduce = 1;
+  return options;
+}
+
 // Two passes: what the first leaves behind matters. expected: out of the correct kernel.
 Outcome RunKernel(const LayerData& data, const ForwardKernelInfo& kernel,
-                  const Interleaving& interleaving, const Tensor& expected) {
+                  const Interleaving& interleaving, const Tensor& expected,
+                  const DeviceLayerOptions& options = BugOptions()) {
   StartCase(interleaving);
-  DeviceLayer layer(data, BugOptions(), SmallForwardKernel);
+  DeviceLayer layer(data, options, SmallForwardKernel);
   for (int pass = 0; pass < 2; ++pass) MOK_CHECK(layer.LaunchAll(kernel).ok());
   return RunAndCompare([&] { return layer.CheckRecords().ok() && layer.Out() == expected; });
 }
@@ -39,16 +46,51 @@ class ForwardBugsTest : public ::testing::Test {
   Tensor expected_;
 };
 
+// Mistakes of the backward, and those that tests of their own look at.
+bool HasNoEffect(int bug) {
+  return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
+         bug == static_cast<int>(PassBug::kWindowOverwrite) ||
+         bug == static_cast<int>(PassBug::kRoutesDescending);
+}
+
 TEST_F(ForwardBugsTest, EveryBugOfTheKernelIsFlagged) {
   ExpectEveryBugFlagged(
       [&](int bug, const Interleaving& interleaving) {
         return RunKernel(data_, ForwardKernelWithBug(bug), interleaving, expected_);
       },
-      static_cast<int>(PassBug::kCount),
-      [](int bug) {
-        return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
-               bug == static_cast<int>(PassBug::kWindowOverwrite);  // of the backward
-      });
+      static_cast<int>(PassBug::kCount), HasNoEffect);
+}
+
+// What the other test does not run: TokenReduce's work in the shared expert's last tiles.
+TEST_F(ForwardBugsTest, EveryBugOfAFusedReductionIsFlagged) {
+  ExpectEveryBugFlagged(
+      [&](int bug, const Interleaving& interleaving) {
+        return RunKernel(data_, ForwardKernelWithBug(bug), interleaving, expected_, FusedOptions());
+      },
+      static_cast<int>(PassBug::kCount), HasNoEffect);
+}
+
+// Two large routes cancel each other: what has been added before them loses its last digits.
+TEST(ForwardRouteOrderTest, RoutesInTheWrongOrderAreFlagged) {
+  LayerSpec spec = BugLayer();
+  spec.topk = 3;
+  spec.route = [](int64_t token, int k) -> int64_t { return k < 2 ? token % 5 : (token + 1) % 5; };
+  spec.weight = [](int64_t, int k) { return k == 0 ? 0x1p20f : k == 1 ? -0x1p20f : 1.0f; };
+  const LayerData data(spec);
+  Tensor expected;
+  {
+    StartCase({0, 0.1});
+    DeviceLayer layer(data, BugOptions(), SmallForwardKernel);
+    MOK_CHECK(layer.LaunchAll().ok() && runtime::Synchronize().ok());
+    expected = layer.Out();
+  }
+  for (const PassBug bug : {PassBug::kNone, PassBug::kRoutesDescending}) {
+    for (const Interleaving& interleaving : kInterleavings) {
+      const ForwardKernelInfo kernel = ForwardKernelWithBug(static_cast<int>(bug));
+      const Outcome outcome = RunKernel(data, kernel, interleaving, expected, FusedOptions());
+      EXPECT_EQ(outcome.kind, bug == PassBug::kNone ? "ok" : "mismatch") << outcome.text;
+    }
+  }
 }
 
 TEST_F(ForwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {

@@ -17,6 +17,7 @@ constexpr int32_t kTileColumns = 256;
 // 16 rows per exchange task: a release per 16 to 32 chunks, and a warp still has several tasks.
 constexpr int32_t kExchangeTiles = 8;
 constexpr int32_t kTokenReduceTiles = 16;  // eight tokens: one for each consumer warp
+constexpr int32_t kFusedReduceWidth = 2;   // fewer tasks, and what is known of a token serves twice
 // A wave of tiles of 128 x 256 is about a square, and shares most operands in L2, when it has as
 // many column tiles as row blocks: a panel of row blocks for twelve columns (11 of 132 SMs). The
 // first rows of a panel leave before the next is computed.
@@ -97,6 +98,14 @@ bool HoldsEveryRouting(const ForwardConfig& config, const ForwardLayerShape& sha
          RoutingTableCapacityRows(tokens, shape.topk, shape.num_local_experts);
 }
 
+// Where a token has one route, the shared expert's rows are half of what TokenReduce reads, and
+// writing them costs as much again. With several routes their rows are most of it, and TokenReduce,
+// which has nothing else to do, reads them faster; SharedDown is then better used to hide the last
+// rows going out (measured: benchmarks/RESULTS.md).
+int32_t FusedReduceWidth(const ForwardLayerShape& shape) {
+  return shape.shared_intermediate > 0 && shape.topk == 1 ? kFusedReduceWidth : 0;
+}
+
 // The pace of one warp when all that push share the link.
 uint64_t PushInterval(const ForwardConfig& config, const ForwardLayerShape& shape,
                       const HopperDevice& device) {
@@ -105,6 +114,13 @@ uint64_t PushInterval(const ForwardConfig& config, const ForwardLayerShape& shap
   const double warps = dedicated ? config.num_comm_sms * kSeatsPerCommSm : config.num_blocks;
   const double bytes = dedicated ? config.dedicated_chunk_bytes : config.chunk_bytes;
   return static_cast<uint64_t>(warps * bytes / device.push_gigabytes_per_second);
+}
+
+std::string ReductionText(const ForwardConfig& config) {
+  if (config.fused_forward_reduce == 0) return "";
+  return StrCat(", in the forward fused with ", config.fused_forward_reduce,
+                " tiles of SharedDown; SharedGateUp early of ", config.early_shared_blocks,
+                " token blocks");
 }
 
 }  // namespace
@@ -122,9 +138,9 @@ std::string ForwardConfig::ToString() const {
                 output_panel_blocks, ", gate-up panel ", gate_up_panel_blocks, ", d_x window ",
                 d_x_window_blocks, one_macrobatch ? ", never a second macrobatch" : "",
                 "; per block ", exchange_tiles, " exchange and ", token_reduce_tiles,
-                " reduction tiles; chunk ", chunk_bytes, " bytes (", dedicated_chunk_bytes,
-                " dedicated), push interval ", push_interval_ns, " ns, beside pulls ",
-                push_interval_beside_pulls_ns, " ns");
+                " reduction tiles", ReductionText(*this), "; chunk ", chunk_bytes, " bytes (",
+                dedicated_chunk_bytes, " dedicated), push interval ", push_interval_ns,
+                " ns, beside pulls ", push_interval_beside_pulls_ns, " ns");
 }
 
 StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
@@ -158,6 +174,7 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
   config.one_macrobatch = HoldsEveryRouting(config, shape);
   config.exchange_tiles = kExchangeTiles;
   config.token_reduce_tiles = kTokenReduceTiles;
+  config.fused_forward_reduce = FusedReduceWidth(shape);
   config.chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxChunkBytes);
   config.dedicated_chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxDedicatedChunkBytes);
   config.push_interval_ns = PushInterval(config, shape, device);

@@ -64,6 +64,20 @@ TEST(ForwardConfigTest, ModelShapes) {
   }
 }
 
+// One route per token: the traffic of a 64-rank domain.
+TEST(ForwardConfigTest, TheSharedExpertReducesTokensOfOneRoute) {
+  ForwardLayerShape shape = Kimi();
+  shape.topk = 1;
+  shape.max_tokens = 16384;
+  shape.shared_intermediate = 256;
+  const ForwardConfig config = SelectForwardConfig(shape, {}, {}).value();
+  EXPECT_EQ(config.fused_forward_reduce, 2);
+  EXPECT_NE(config.ToString().find("fused with 2 tiles of SharedDown"), std::string::npos);
+  shape.shared_intermediate = 0;
+  EXPECT_EQ(SelectForwardConfig(shape, {}, {}).value().fused_forward_reduce, 0);
+  EXPECT_EQ(SelectForwardConfig(Kimi(), {}, {}).value().fused_forward_reduce, 0);
+}
+
 TEST(ForwardConfigTest, OneMacrobatchIsCertainWhereTheRingHasRoomForEveryRouting) {
   EXPECT_FALSE(SelectForwardConfig(Kimi(), {}, {}).value().one_macrobatch);
   // 32,768 routes, and six experts with one row in their last block.

@@ -85,6 +85,7 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
   for (const int32_t comm_sms : {0, 4}) {
     options.forward.num_comm_sms = comm_sms;
     options.device_schedule = comm_sms == 0;
+    options.fused_forward_reduce = comm_sms == 0 ? 2 : 0;
     DeviceLayer layer(data, options, ForwardKernelOf);
     const std::string label = StrCat(name, ", comm SMs ", comm_sms);
     for (int repeat = 0; repeat < flags.repeats; ++repeat) {
@@ -242,6 +243,10 @@ bool SetOption(const std::string& name, const std::string& value, DeviceLayerOpt
     options.exchange_tiles = small;
   } else if (name == "reduce_tiles") {
     options.token_reduce_tiles = small;
+  } else if (name == "fused_reduce") {
+    options.fused_forward_reduce = small;
+  } else if (name == "early_shared") {
+    options.early_shared_blocks = number;
   } else if (name == "chunk") {
     options.chunk_bytes = static_cast<uint32_t>(number);
   } else if (name == "interval") {

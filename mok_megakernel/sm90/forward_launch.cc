@@ -1,5 +1,7 @@
 #include "mok_megakernel/sm90/forward_launch.h"
 
+#include <algorithm>
+
 #include "mok_core/bits.h"
 
 namespace mok {
@@ -58,6 +60,10 @@ class ParamsBuilder {
       MOK_RETURN_IF_ERROR(RequireAligned("shared up weights", weights.shared_up));
       MOK_RETURN_IF_ERROR(RequireAligned("shared down weights", weights.shared_down));
     }
+    if (config_.fused_forward_reduce > 0 && !has_shared()) {
+      return InvalidArgumentError("fused_forward_reduce is ", config_.fused_forward_reduce,
+                                  ", expected 0: there is no shared expert");
+    }
     MOK_RETURN_IF_ERROR(CheckChunks(config_, kernel_));
     return RequireAligned("wait record", arguments_.record);
   }
@@ -73,7 +79,12 @@ class ParamsBuilder {
     program.gate_up_panel_blocks = config_.gate_up_panel_blocks;
     program.exchange_tiles = config_.exchange_tiles;
     program.token_reduce_tiles = config_.token_reduce_tiles;
+    program.fused_reduce_width = config_.fused_forward_reduce;
     program.token_blocks = CeilDiv<int64_t>(arguments_.tokens.num_tokens, kRowBlock);
+    if (config_.early_shared_blocks > 0) {
+      program.late_shared_blocks =
+          std::max<int64_t>(0, program.token_blocks - config_.early_shared_blocks);
+    }
     program.shared_intermediate_tiles =
         TilesOf(shape_.shared_intermediate, kernel_.tile_columns / 2);
     params_.shape.hidden = static_cast<int32_t>(shape_.hidden);
@@ -187,7 +198,8 @@ ForwardScratchLayout::ForwardScratchLayout(const ForwardLayerShape& shape,
   y_ = plan_.Place(ring * shape.hidden * kElement);
   // One row more: the maps of a rank without tokens need memory.
   shared_h_ = plan_.Place((shared_tokens + 1) * shared * kElement);
-  shared_y_ = plan_.Place(shared_tokens * shape.hidden * kElement);
+  shared_y_ =
+      plan_.Place(config.fused_forward_reduce > 0 ? 0 : shared_tokens * shape.hidden * kElement);
 }
 
 ForwardScratch ForwardScratchLayout::At(void* base) const {

@@ -18,7 +18,7 @@ struct ForwardScratch : PassMemory {
   BFloat16* h;         // [ring, I]
   BFloat16* y;         // [ring, H]
   BFloat16* shared_h;  // [max tokens, Is]
-  BFloat16* shared_y;  // [max tokens, H]
+  BFloat16* shared_y;  // [max tokens, H]; none with fused_forward_reduce
 };
 
 class ForwardScratchLayout {

@@ -31,7 +31,7 @@ struct ForwardParams {
 
   struct Tokens {
     TensorMap x;                // [T, H] caller -> SharedGateUp
-    const float* topk_weight;   // [T, K] caller -> TokenReduce
+    const float* topk_weight;   // [T, K] caller -> TokenReduce, or SharedDown if that is fused
     const void* expert_ids;     // [T, K] of id_bytes each: caller -> TokenReduce; -1: no route
     const float* shared_scale;  // [T] caller -> TokenReduce; has_shared_scale: else not read
     const BFloat16* routes;     // [T * K, H] peers' Combine -> TokenReduce
@@ -63,7 +63,7 @@ struct ForwardParams {
     BFloat16* gate;        // [T, Is] SharedGateUp -> backward
     BFloat16* up;          // [T, Is] SharedGateUp -> backward
     BFloat16* h;           // [T, Is] what `activation` maps
-    BFloat16* y;           // [T, H] SharedDown -> TokenReduce
+    BFloat16* y;           // [T, H] SharedDown -> TokenReduce; unused if these are fused
   } shared;
 
   struct Exchange {

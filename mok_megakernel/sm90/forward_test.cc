@@ -185,6 +185,73 @@ TEST(ForwardTest, BitsDoNotDependOnHowItRuns) {
   expect_same(exchange, "long exchange tiles, short chunks, paced");
 }
 
+// Where the shared expert's last tiles do TokenReduce's work, all bits stay as they are.
+void ExpectSameBitsFused(const LayerSpec& spec, DeviceLayerOptions options,
+                         const std::string& label) {
+  options.fused_forward_reduce = 0;
+  const Tensor expected = ExpectForward(spec, options, label);
+  const LayerData data(spec);
+  for (const int32_t width : {1, 2, 3}) {
+    options.fused_forward_reduce = width;
+    options.early_shared_blocks = width - 1;
+    for (const Interleaving& interleaving : kInterleavings) {
+      EXPECT_EQ(RunForward(data, options, interleaving), expected)
+          << label << ", width " << width << ", seed " << interleaving.seed;
+    }
+  }
+}
+
+TEST(ForwardTest, FusedReductionHasTheSameBits) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 24;
+  for (const int topk : {1, 4, 9}) {
+    spec.topk = topk;
+    spec.shared_scale = topk != 4;
+    ExpectSameBitsFused(spec, TwoBlocks(), StrCat(topk, " routes"));
+  }
+  spec.hidden = 192;  // permuted columns; whole tiles
+  spec.intermediate = 64;
+  spec.shared_intermediate = 32;
+  for (const int topk : {1, 3}) {
+    spec.topk = topk;
+    ExpectSameBitsFused(spec, TwoBlocks(), StrCat("permuted, ", topk, " routes"));
+  }
+}
+
+TEST(ForwardTest, FusedReductionOfMissingRoutesAndManyTokens) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 16;
+  spec.tokens = {150, 70};  // a block with all rows, one whose second warpgroup has some
+  for (const int topk : {1, 6}) {
+    spec.topk = topk;
+    spec.route = [](int64_t token, int k) -> int64_t {
+      return (token + k) % 3 == 0 || token == 7 ? -1 : (token + k) % 4;
+    };
+    DeviceLayerOptions options = TwoBlocks();
+    options.id_bytes = topk == 1 ? 4 : 8;
+    ExpectSameBitsFused(spec, options, StrCat("missing routes, ", topk));
+  }
+}
+
+TEST(ForwardTest, FusedReductionHoweverItRuns) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 8;
+  spec.tokens = {0, 5, 17};
+  spec.experts = {4, 0, 1};
+  spec.topk = 3;
+  ExpectSameBitsFused(spec, TwoBlocks(), "uneven ranks");
+  DeviceLayerOptions options = TwoBlocks();
+  options.forward.num_sms = 3;
+  options.forward.num_comm_sms = 1;
+  options.forward.minibatch_rows = options.forward.macrobatch_rows = 128;
+  ExpectSameBitsFused(spec, options, "an SM for exchange only");
+  options = TwoBlocks();
+  options.own_devices = false;
+  ExpectSameBitsFused(spec, options, "three virtual ranks");
+  spec.topk = 1;
+  ExpectSameBitsFused(spec, options, "three virtual ranks, one route");
+}
+
 TEST(ForwardTest, BitsDoNotDependOnEpSize) {
   LayerSpec spec = SmallLayer();
   spec.shared_intermediate = 16;

@@ -11,13 +11,15 @@ namespace mok {
 // What a scheduler hands to the producer and the consumers of its block.
 struct ForwardWork {
   static constexpr Pass kPass = Pass::kForward;
-  enum class Kind : int32_t { kEnd, kGemm, kSwiGluGemm, kReduce };
+  enum class Kind : int32_t { kEnd, kGemm, kSwiGluGemm, kGemmReduce, kReduce };
 
-  GemmTask gemm;  // kGemm, kSwiGluGemm
+  GemmTask gemm;  // of all kinds of GEMM; kGemmReduce: of its first tile, without the outputs
   Kind kind;
-  TokenRange tokens;  // kReduce
-  int32_t signal;     // counter to increment once the tile is stored; -1: none
-  int32_t task_kind;  // for reports
+  TokenRange tokens;             // kReduce
+  ReduceTile reduced;            // kGemmReduce
+  int32_t signal;                // counter to increment once the tile is stored; -1: none
+  const uint64_t* late_counter;  // of this GPU, 1 when the epilogue may begin; null: at once
+  int32_t task_kind;             // for reports
   int64_t task;
 };
 
@@ -73,10 +75,20 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
         task.tile, shape.swiglu_limit, work.gemm);
     return;
   }
+  const bool is_fused = !is_routed && program.shape().fuses_token_reduce();
+  const int32_t width = is_fused ? program.shape().fused_reduce_width : 1;
+  const int32_t tile = task.tile * width;
+  pass_internal::FillTile<Gemm, false>(operands, tile, work.gemm);
+  if (is_fused) {
+    const int32_t column = tile * Gemm::kTileN, rest = shape.hidden - column;
+    const int32_t most = width * Gemm::kTileN;
+    work.kind = ForwardWork::Kind::kGemmReduce;
+    work.reduced = {place.row, column, place.rows, rest < most ? rest : most};
+    return;
+  }
   work.kind = ForwardWork::Kind::kGemm;
-  pass_internal::FillTile<Gemm, false>(operands, task.tile, work.gemm);
-  work.gemm.out = (is_routed ? p.ring.y : p.shared.y) + int64_t{place.row} * shape.hidden +
-                  task.tile * Gemm::kTileN;
+  work.gemm.out =
+      (is_routed ? p.ring.y : p.shared.y) + int64_t{place.row} * shape.hidden + tile * Gemm::kTileN;
   work.gemm.gate = nullptr;
   work.gemm.up = nullptr;
   work.gemm.swiglu_limit = 0;

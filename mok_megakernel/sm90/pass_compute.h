@@ -11,13 +11,13 @@ namespace mok {
 
 namespace pass_internal {
 
-// The part of the compute queue that the launch's mode runs. TokenReduce tasks are its end.
+// The part of the compute queue that the launch's mode runs. What sums the routes is its end.
 struct TaskRange {
   int64_t begin, count;
 };
 MOK_DEVICE TaskRange ComputeRange(PassMode mode, const ProgramView& program) {
   const int64_t all = program.NumTasks(Queue::kCompute);
-  const int64_t reduce = program.shape().token_blocks * program.shape().token_reduce_tiles;
+  const int64_t reduce = program.shape().num_reductions();
   switch (mode) {
     case PassMode::kExchangeAndCompute:
       return {0, all - reduce};
@@ -40,7 +40,8 @@ class DependencyWaits {
   MOK_DEVICE bool Await(const Dependencies& dependencies, const DeviceWait& wait,
                         Meanwhile meanwhile) {
     constexpr int kSkipped = kBug == PassBug::kSkipLastDependency ? 1 : 0;
-    for (int i = 0; i < dependencies.num_waits - kSkipped; ++i) {
+    const int num_waits = dependencies.num_waits - dependencies.num_late_waits - kSkipped;
+    for (int i = 0; i < num_waits; ++i) {
       const Wait on = WaitAt(dependencies, i);
       const bool is_range = on.num_counters > 1;
       if (is_range && on.first_counter == range_.first_counter &&
@@ -120,9 +121,17 @@ class TileSignals {
 
 template <PassBug kBug>
 MOK_DEVICE bool SkipsWaits(PassMode mode, const Task& task) {
-  if (kBug == PassBug::kSkipDependencies) return true;
-  const bool reduces = task.kind == TaskKind::kTokenReduce;
-  return reduces && (mode == PassMode::kReduceOnly || kBug == PassBug::kReduceBeforeExit);
+  if (kBug == PassBug::kSkipDependencies || mode == PassMode::kReduceOnly) return true;
+  return task.kind == TaskKind::kTokenReduce && kBug == PassBug::kReduceBeforeExit;
+}
+
+// The counter of the exit barrier if the tile needs it, for its epilogue; else null.
+template <PassBug kBug>
+MOK_DEVICE const uint64_t* LateCounter(PassMode mode, const ProgramView& program,
+                                       const uint64_t* counters, const Dependencies& dependencies) {
+  const bool waits = dependencies.num_late_waits > 0 && mode != PassMode::kReduceOnly &&
+                     kBug != PassBug::kReduceBeforeExit;
+  return waits ? counters + program.CounterOf(CounterFamily::kExit, 0) : nullptr;
 }
 
 }  // namespace pass_internal
@@ -170,6 +179,8 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s, uint64_t 
     work.task_kind = kind;
     work.task = index;
     work.signal = dependencies.num_signals > 0 ? dependencies.signals[0] : -1;
+    work.late_counter =
+        LateCounter<Config::kBug>(p.shape.mode, s.program, p.signals.counters, dependencies);
     FillWork<Config>(p, s.program, task, work);
     queue.Push();
     signals.Pushed();
@@ -197,6 +208,27 @@ class ConsumerTrace {
   PassTracer tracer_;
   bool traces_;
   uint64_t time_;
+};
+
+// The wait of a consumer for rows that its epilogue adds to the products. One lane of each warp
+// asks, and none again once the rows are there.
+class LateWait {
+ public:
+  explicit MOK_DEVICE LateWait(const DeviceWait& wait) : wait_(wait) {}
+
+  // All lanes. counter: as in a task. False: the grid is aborted.
+  MOK_DEVICE bool Await(const uint64_t* counter) {
+    if (is_over_) return true;
+    bool is_over = true;
+    if (counter != nullptr && ThreadIndex().x % 32 == 0) is_over = wait_.ForCounterGpu(counter, 1);
+    is_over_ = Shuffle(is_over ? 1 : 0, 0) != 0;
+    SyncWarp();  // what the lane has acquired
+    return is_over_;
+  }
+
+ private:
+  const DeviceWait& wait_;
+  bool is_over_ = false;
 };
 
 }  // namespace mok

@@ -61,7 +61,8 @@ enum class PassBug : int32_t {
   kNoProxyFence,          // neither who stores a tile nor who loads it
   kSignalBeforeEpilogue,  // a tile is signalled before it is stored
   kRelaxedSignal,
-  kReduceBeforeExit,  // TokenReduce does not wait
+  kReduceBeforeExit,  // what sums the routes does not wait
+  kRoutesDescending,  // a fused reduction adds the routes in the wrong order
   kRingOverwrite,     // a pull does not wait for the readers of the slot
   kWindowOverwrite,   // InputGrad does not wait until the rows of the slot have been sent
   kPushTooEarly,      // a push does not wait for the rows that it sends

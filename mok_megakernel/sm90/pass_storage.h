@@ -21,7 +21,8 @@ template <class GemmConfig, class WorkType, PassBug kBugValue = PassBug::kNone,
 struct Sm90PassConfig {
   using Gemm = GemmConfig;
   // Plain data with the pass as kPass; `kind`, of which kEnd ends the roles; `signal`, the counter
-  // to increment once the tile is stored, or -1; `task_kind` and `task` for reports.
+  // to increment once the tile is stored, or -1; `late_counter`, which its epilogue awaits, or
+  // null; `task_kind` and `task` for reports.
   using Work = WorkType;
   static constexpr Pass kPass = WorkType::kPass;
   static constexpr PassBug kBug = kBugValue;

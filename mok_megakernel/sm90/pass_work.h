@@ -45,6 +45,16 @@ MOK_DEVICE void FillTile(const TileOperands& operands, int32_t tile, GemmTask& t
   task.out_stride = operands.width;
 }
 
+// Makes a tile of one matrix the one to its right, of which `rest` columns and more are valid.
+template <class Gemm>
+MOK_DEVICE void MoveRight(int32_t rest, GemmTask& task) {
+  const WeightCoordinate step = WeightTileCoordinate(Gemm::kOrder, 0, Gemm::kTileN, 0);
+  task.b_row[0] += step.row;
+  task.b_row[1] += step.row;
+  task.b_halves = rest > Gemm::kHalfN ? 2 : 1;
+  task.columns = rest < Gemm::kTileN ? rest : Gemm::kTileN;
+}
+
 // Outputs of a SwiGLU tile.
 struct GateUpOutputs {
   BFloat16 *gate, *up, *h;
@@ -77,6 +87,13 @@ MOK_DEVICE BlockPlace PlaceOfTokens(int64_t num_tokens, int32_t block) {
   const int64_t rest = num_tokens - int64_t{block} * kRowBlock;
   return {block * kRowBlock, rest < kRowBlock ? static_cast<int32_t>(rest) : kRowBlock};
 }
+
+// A part of the output whose tiles sum the routes themselves (ProgramShape::fused_reduce_width).
+// Its rows are tokens.
+struct ReduceTile {
+  int32_t token, column;  // of its first element
+  int32_t rows, columns;  // valid
+};
 
 // The tokens of a TokenReduce task; there may be none.
 struct TokenRange {

@@ -20,9 +20,11 @@ struct TokenReduction {
   int32_t id_bytes;  // 4 or 8
   bool is_weighted, has_shared, has_shared_scale;
 
-  MOK_DEVICE bool HasRoute(int64_t route) const {
-    return id_bytes == 8 ? static_cast<const int64_t*>(expert_ids)[route] >= 0
-                         : static_cast<const int32_t*>(expert_ids)[route] >= 0;
+  MOK_DEVICE bool HasRoute(int64_t route) const { return SignOfRoute(route) >= 0; }
+  // The word of the expert id that holds its sign (the upper one of eight bytes).
+  MOK_DEVICE int32_t SignOfRoute(int64_t route) const {
+    const auto* words = static_cast<const int32_t*>(expert_ids);
+    return id_bytes == 8 ? words[2 * route + 1] : words[route];
   }
 };
 

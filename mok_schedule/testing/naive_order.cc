@@ -36,10 +36,13 @@ class NaiveOrder {
   std::vector<Task> Forward() {
     std::reverse(macrobatches_.begin(), macrobatches_.end());
     Add(TaskKind::kEntryBarrier);
-    AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles);
+    const int late = static_cast<int>(shape_.token_blocks - shape_.late_shared_blocks);
+    AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles, 0, late);
     AddLeadIn(0);
     for (size_t m = 0; m < macrobatches_.size(); ++m) ForwardMacrobatch(m);
-    if (!shape_.fused_token_reduce) AddShared(TaskKind::kSharedDown);
+    AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles, late,
+                   static_cast<int>(shape_.token_blocks));
+    if (shape_.fused_reduce_width == 0) AddShared(TaskKind::kSharedDown);
     Add(TaskKind::kExitBarrier);
     AddReduction(TaskKind::kSharedDown);
     return tasks_;
@@ -53,7 +56,7 @@ class NaiveOrder {
     AddTokenBlocks(TaskKind::kSharedDownGrad, shape_.shared_down_grad_tiles);
     AddLeadIn(0);
     for (size_t m = 0; m < macrobatches_.size(); ++m) BackwardMacrobatch(m);
-    if (!shape_.fused_token_reduce) AddShared(TaskKind::kSharedInputGrad);
+    if (shape_.fused_reduce_width == 0) AddShared(TaskKind::kSharedInputGrad);
     if (!shape_.early_shared_weight_grads || macrobatches_.empty()) AddSharedWeightGrads();
     for (int expert = 0; expert < static_cast<int>(table_.expert_rows.size()); ++expert) {
       if (table_.expert_rows[expert] == 0) AddWeightGrad(expert, -1);
@@ -130,9 +133,11 @@ class NaiveOrder {
   }
 
   void AddTokenBlocks(TaskKind kind, int tiles) {
+    AddTokenBlocks(kind, tiles, 0, static_cast<int>(shape_.token_blocks));
+  }
+  void AddTokenBlocks(TaskKind kind, int tiles, int begin, int end) {
     const int panel = static_cast<int>(shape_.ring.minibatch_blocks);
-    const int end = static_cast<int>(shape_.token_blocks);
-    for (int first = 0; first < end; first += panel) {
+    for (int first = begin; first < end; first += panel) {
       for (int tile = 0; tile < tiles; ++tile) {
         for (int block = first; block < std::min(first + panel, end); ++block) {
           Add(kind, block, tile);
@@ -147,7 +152,11 @@ class NaiveOrder {
   }
 
   void AddReduction(TaskKind last_shared) {
-    if (shape_.fused_token_reduce) return AddShared(last_shared);
+    if (shape_.fused_reduce_width > 0) {
+      int tasks = 0;
+      for (int tile = 0; tile < shape_.hidden_tiles; tile += shape_.fused_reduce_width) ++tasks;
+      return AddTokenBlocks(last_shared, tasks);
+    }
     for (int block = 0; block < static_cast<int>(shape_.token_blocks); ++block) {
       for (int part = 0; part < shape_.token_reduce_tiles; ++part) {
         Add(TaskKind::kTokenReduce, block, part);

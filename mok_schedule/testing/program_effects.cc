@@ -30,7 +30,8 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
   const int64_t shared_parts = shared_gate_up * std::max<int64_t>(shared_down_grad, 1);
   const int64_t exchange = shape_.exchange_tiles;
   const int64_t gradient = shape_.weight_grad_tiles();
-  const int64_t reductions = shape_.fused_token_reduce ? hidden : shape_.token_reduce_tiles;
+  const int64_t reductions =
+      shape_.fuses_token_reduce() ? shape_.fused_reduce_tasks() : shape_.token_reduce_tiles;
   const int64_t shared_gradient =
       int64_t{shape_.shared_weight_grad_down_tiles} + shape_.shared_weight_grad_gate_up_tiles;
   const struct {
@@ -305,7 +306,7 @@ void ProgramEffects::AddShared(const Task& task, Effects& effects) const {
 }
 
 void ProgramEffects::AddLastShared(const Task& task, Buffer rows, Effects& effects) const {
-  const bool is_fused = shape_.fused_token_reduce;
+  const bool is_fused = shape_.fuses_token_reduce();
   effects.writes = {Cell(is_fused ? Buffer::kOutput : rows, task.block, task.tile, 0)};
   if (is_fused) Append(effects.late_reads, Buffer::kLanded, 0, 0);
 }

@@ -37,7 +37,7 @@ enum class Buffer : int {
   kSharedWeightedHidden,
   kSharedDX,        // [token block, hidden tile]
   kSharedGradient,  // [shared weight gradient tile]
-  kOutput,  // [token block, reduce tile, or with fused_token_reduce hidden tile] out, or d_x
+  kOutput,          // [token block, reduce tile, or task of a fused reduction] out, or d_x
 };
 inline constexpr int kNumBuffers = 20;
 

@@ -39,17 +39,18 @@ TaskProgram ProgramCase::Create() const {
 }
 
 std::string ProgramCase::Description() const {
-  std::string text = StrCat(
-      shape.pass == Pass::kForward ? "forward" : "backward", ", minibatch ",
-      shape.ring.minibatch_blocks, ", macrobatch ", shape.ring.macrobatch_blocks, ", tiles ",
-      shape.intermediate_tiles, " ", shape.down_grad_tiles, " ", shape.hidden_tiles, " ",
-      shape.weight_grad_down_tiles, " ", shape.weight_grad_gate_up_tiles, ", panels ",
-      shape.output_panel_blocks, " ", shape.gate_up_panel_blocks, ", exchange tiles ",
-      shape.exchange_tiles, ", reduce tiles ", shape.token_reduce_tiles, ", token blocks ",
-      shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles, " ",
-      shape.shared_down_grad_tiles, ", kept ", shape.kept_macrobatches,
-      shape.early_shared_weight_grads ? ", early" : "", shape.fused_token_reduce ? ", fused" : "",
-      ", window ", shape.d_x_window_blocks, ", rows of experts");
+  std::string text =
+      StrCat(shape.pass == Pass::kForward ? "forward" : "backward", ", minibatch ",
+             shape.ring.minibatch_blocks, ", macrobatch ", shape.ring.macrobatch_blocks, ", tiles ",
+             shape.intermediate_tiles, " ", shape.down_grad_tiles, " ", shape.hidden_tiles, " ",
+             shape.weight_grad_down_tiles, " ", shape.weight_grad_gate_up_tiles, ", panels ",
+             shape.output_panel_blocks, " ", shape.gate_up_panel_blocks, ", exchange tiles ",
+             shape.exchange_tiles, ", reduce tiles ", shape.token_reduce_tiles, ", token blocks ",
+             shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles, " ",
+             shape.shared_down_grad_tiles, ", kept ", shape.kept_macrobatches,
+             shape.early_shared_weight_grads ? ", early" : "", ", fused ", shape.fused_reduce_width,
+             ", late ", shape.late_shared_blocks, ", window ", shape.d_x_window_blocks,
+             ", rows of experts");
   for (const int32_t rows : table.expert_rows) text += StrCat(" ", rows);
   return text;
 }
@@ -93,7 +94,9 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
     shape.shared_down_grad_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.shared_weight_grad_down_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.shared_weight_grad_gate_up_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
-    shape.fused_token_reduce = Uniform(random, 0, 1) == 1;
+    shape.fused_reduce_width = static_cast<int32_t>(std::max<int64_t>(0, Uniform(random, -2, 3)));
+    shape.late_shared_blocks =
+        std::max<int64_t>(0, Uniform(random, -shape.token_blocks, shape.token_blocks));
   }
   return result;
 }
