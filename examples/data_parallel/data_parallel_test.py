@@ -1,9 +1,6 @@
 """Four processes, two replicas of two EP ranks: the gradients of one process, and the same bits."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ from examples.data_parallel import data_parallel, parallel, trainer
 from examples.data_parallel.model import Model, ModelConfig, task
 from examples.data_parallel.trainer import STRATEGIES, Settings
 from examples.train_lm import ranks
+from examples.train_lm.torchrun_test_support import run_two_ranks
 from mok_torch.reference import relative_error
 
 RANKS, EP_SIZE, TOKENS = 4, 2, 24
@@ -87,16 +85,5 @@ def test_gradients_are_those_of_one_process(tmp_path, strategy):
 
 def test_program_under_torchrun(tmp_path):
     """Two ranks, without replicas."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["--local-addr=127.0.0.1"]  # a host's name may not resolve to where it listens
-    command += [data_parallel.__file__, "--steps=3", "--strategy=ddp"]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    result = run_two_ranks(data_parallel.__file__, tmp_path, "--steps=3", "--strategy=ddp")
     assert result.stdout.startswith("ddp: losses ") and result.stdout.count(",") == 2
-
-
-def environment() -> dict[str, str]:
-    """With this process's import path."""
-    return os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path)}

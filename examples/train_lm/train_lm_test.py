@@ -3,9 +3,6 @@
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -16,6 +13,7 @@ from absl.testing import flagsaver
 from examples.train_lm import ranks, report, train_lm, trainer
 from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
 from examples.train_lm.model import SIZES, LanguageModel, ModelConfig
+from examples.train_lm.torchrun_test_support import run_two_ranks
 from examples.train_lm.trainer import Settings, learning_rate_share, train, validation_loss
 
 SMALL = ModelConfig(
@@ -102,16 +100,9 @@ def test_groups_compute_the_same_model():
 
 
 def test_program_under_torchrun(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["--local-addr=127.0.0.1"]  # a host's name may not resolve to where it listens
-    command += [train_lm.__file__, "--batch=2", "--steps=2", "--experts=4", "--sample=0"]
-    command += [f"--{flag}={tmp_path / flag}" for flag in ("checkpoint", "loss_log", "plot")]
-    command[-1] += ".png"
-    environment = os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path)}
-    result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    options = ["--batch=2", "--steps=2", "--experts=4", "--sample=0", f"--plot={tmp_path}/plot.png"]
+    options += [f"--{flag}={tmp_path / flag}" for flag in ("checkpoint", "loss_log")]
+    result = run_two_ranks(train_lm.__file__, tmp_path, *options)
     assert result.stdout.count("validation loss") == 1  # one rank prints
     assert torch.load(tmp_path / "checkpoint")["digest"][:32] in result.stdout
     assert len((tmp_path / "loss_log").read_text().splitlines()) == 2
