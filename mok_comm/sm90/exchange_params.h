@@ -88,6 +88,7 @@ enum class ExchangeBug : int32_t {
   kChunkPastRow,       // the last chunk of a row is not cut
   kTokenAsRoute,       // rows of tokens are addressed as rows of routes
   kNoFlushAtEnd,       // the last tile is never signalled
+  kStaysPulling,       // a warp that has pulled all its rows still shows that it moves some
   kFlagOfGpuScope,     // meetings
   kWaitOfGpuScope,
   kNoEntryWait,

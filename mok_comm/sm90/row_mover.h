@@ -107,7 +107,7 @@ class RowMover {
 
   // Everything moved so far is visible and signalled. Before the warp does other work, or ends.
   MOK_DEVICE void Flush() {
-    ShowPulling(false);
+    if (kBug != ExchangeBug::kStaysPulling) ShowPulling(false);
     if (kBug != ExchangeBug::kNoFlushAtEnd) SignalPending();
     if (moves_) BulkWaitGroup<0>();
     SyncWarp();

@@ -153,7 +153,7 @@ MOK_DEVICE uint64_t EpochOf(const Params& p) {
 // warps to find their tasks.
 template <class Config, class Params>
 MOK_DEVICE void TellEntry(const Params& p) {
-  if (!MeetsPeers(p)) return;
+  if (!MeetsPeers(p) || Config::kBug == PassBug::kEntryNotTold) return;
   TellRanks<Config::kExchangeBug>(p.exchange.meeting, Meeting::kEntry, EpochOf(p));
 }
 
@@ -195,7 +195,8 @@ MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const Exch
   PassTracer tracer(p.trace);
   const bool traces = ThreadIndex().x % 32 == 0;
   bool running = true;
-  const bool turns = seat.direction == Direction::kPull && seat.shares_pushes;
+  const bool turns = seat.direction == Direction::kPull && seat.shares_pushes &&
+                     Config::kBug != PassBug::kTailNotShared;
   MOK_NO_UNROLL
   for (int half = 0; half <= (turns ? 1 : 0) && running; ++half) {
     const Direction direction = half == 0 ? seat.direction : Direction::kPush;

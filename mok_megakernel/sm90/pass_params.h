@@ -67,6 +67,8 @@ enum class PassBug : int32_t {
   kWindowOverwrite,   // InputGrad does not wait until the rows of the slot have been sent
   kPushTooEarly,      // a push does not wait for the rows that it sends
   kExitBeforeSent,    // the exit does not wait for this rank's own pushes
+  kTailNotShared,     // pull warps do not come to the last pushes, their half of them
+  kEntryNotTold,      // no warp tells the peers that this rank has entered
   kNoEntrySignal,
   kTaskReleasedBeforeRead,
   kNoEndOfWorkOnAbort,  // an aborted scheduler lets its block wait for ever

@@ -12,6 +12,7 @@ enum Role : int32_t { kPullRole, kPushRole };
 struct alignas(128) SharedStorage {
   unsigned char chunks[2][kStagingChunks][kExchangeTestChunkBytes];
   uint64_t full[2][kStagingChunks];
+  uint64_t pulling;
   uint32_t exited;
 };
 
@@ -39,7 +40,8 @@ MOK_DEVICE bool MoveTiles(const ExchangeTestParams& p, SharedStorage& s, DeviceW
   constexpr bool kIsPull = kDirection == Direction::kPull;
   constexpr int kWarp = kIsPull ? 0 : 1;
   RowMover<kBug> mover(kDirection, p.counters,
-                       {s.chunks[kWarp][0], s.full[kWarp], p.chunk_bytes, kExchangeTestChunkBytes});
+                       {s.chunks[kWarp][0], s.full[kWarp], p.chunk_bytes, kExchangeTestChunkBytes},
+                       &s.pulling);
   bool running = true;
   // What a block pulls another one pushes, if there is another.
   const auto blocks = static_cast<int32_t>(GridDimensions().x);
@@ -104,6 +106,8 @@ Exchange(MOK_GRID_CONSTANT(ExchangeTestParams) p) {
       MOK_NAME(&s.full[warp][chunk], "full", i);
       MOK_NAME(s.chunks[warp][chunk], "chunk", i);
     }
+    MbarrierInit(&s.pulling, 1);
+    MOK_NAME(&s.pulling, "pulling", -1);
     FenceMbarrierInit();
   }
   SyncBlock();
@@ -115,6 +119,7 @@ Exchange(MOK_GRID_CONSTANT(ExchangeTestParams) p) {
   SyncWarp();
   SyncBlock();
   if (BlockIndex().x != 0 || s.exited == 0) return;
+  if (MbarrierTestWait(&s.pulling, 0)) return;  // in an odd phase: it says that rows still come in
   for (int i = static_cast<int>(ThreadIndex().x); i < p.words; i += kExchangeTestThreads) {
     p.copy[i] = p.returned[i];
   }

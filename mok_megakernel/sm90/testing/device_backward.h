@@ -50,6 +50,7 @@ class DeviceBackward {
   Status CheckRecords() const;
 
   const BackwardArguments& arguments(int rank) const { return ranks_[rank].arguments; }
+  const BackwardParams& params(int rank) const { return ranks_[rank].params; }
 
   // Of rank 0, since Poison; with trace_capacity.
   const TraceBuffer& trace() const { return *trace_; }
