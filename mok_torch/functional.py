@@ -129,25 +129,29 @@ def moe(
       NotImplementedError: forward-mode differentiation; a second backward.
     """
     arguments = (x, topk_idx, topk_weight, w_gate, w_up, w_down)
-    fuses = gradient_accumulation_fusion
-    if torch.compiler.is_compiling():
-        if fuses:
-            options = (shared, workspace, config, swiglu_limit, num_experts)
-            return _fused_out_of_graphs(arguments, *options)
-        inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
-        return moe_forward(*inputs, swiglu_limit)[0]
+    options = (shared, workspace, config, swiglu_limit, num_experts)
+    if not torch.compiler.is_compiling():
+        return _moe(arguments, *options, gradient_accumulation_fusion)
+    if gradient_accumulation_fusion:
+        return _fused_out_of_graphs(arguments, *options)
+    inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
+    return moe_forward(*inputs, swiglu_limit)[0]
+
+
+def _moe(arguments, shared, workspace, config, swiglu_limit, num_experts, fuses: bool) -> Tensor:
+    """moe where nobody compiles. fuses: gradient_accumulation_fusion."""
+    x = arguments[0]
     is_direct = moe_cuda.applies(x)
     key = known = None
-    if is_direct:
+    if is_direct and (not fuses or _need_no_cast(x, arguments, shared)):
         settings = ("moe", config, exactly(swiglu_limit), exactly(num_experts), fuses)
-        if not fuses or _need_no_cast(x, arguments, shared):
-            key, known = moe_cuda.find(arguments, shared, workspace, settings)
-        if known is not None:
-            tensors = _layer_tensors(arguments, shared)
-            if fuses and known.call.plan.differentiated:
-                with _reporting_errors(workspace):
-                    main_grads_of(tensors[2:8], x.dtype)
-            return moe_cuda.run(known, tensors)
+        key, known = moe_cuda.find(arguments, shared, workspace, settings)
+    if known is not None:
+        tensors = _layer_tensors(arguments, shared)
+        if fuses and known.call.plan.differentiated:
+            with _reporting_errors(workspace):
+                main_grads_of(tensors[2:8], x.dtype)
+        return moe_cuda.run(known, tensors)
     with _reporting_errors(workspace):
         refuse_tracing("moe")
         _check_types(arguments, shared, config)
@@ -173,17 +177,9 @@ def moe(
 
 
 @torch.compiler.disable
-def _fused_out_of_graphs(arguments, shared, workspace, config, swiglu_limit, num_experts) -> Tensor:
+def _fused_out_of_graphs(*arguments) -> Tensor:
     """moe with gradient_accumulation_fusion: no operator may write to tensors that it finds."""
-    return moe(
-        *arguments,
-        shared=shared,
-        workspace=workspace,
-        config=config,
-        swiglu_limit=swiglu_limit,
-        num_experts=num_experts,
-        gradient_accumulation_fusion=True,
-    )
+    return _moe(*arguments, True)
 
 
 def _need_no_cast(x, arguments, shared) -> bool:
