@@ -8,7 +8,12 @@ import torch
 from mok_torch import functional
 from mok_torch.functional import MainGrads, MoKConfig, create_workspace, moe
 from mok_torch.self_test import Case, run_on_ranks
-from mok_torch.test_support import as_bits, routed_batch
+from mok_torch.test_support import (
+    as_bits,
+    assert_close_everywhere,
+    expected_of,
+    routed_batch,
+)
 
 CASE = Case(
     "explicit", (150,), hidden=64, intermediate=40, experts=5, shared=24, scaled_shared=True
@@ -180,8 +185,9 @@ def test_accumulation_of_routed_weights_only():
 
 def test_empty_experts_among_poisoned_memory():
     """One of 256 experts has rows; nothing of the poison or of the others may come through."""
-    case = Case("empty experts", (40,), hidden=64, intermediate=40, experts=256, topk=1)
-    layer = Layer(case, topk_idx=torch.full((40, 1), 100))
+    sizes = {"hidden": 128, "intermediate": 512, "topk": 1, "input_scale": 0.02}
+    case = Case("empty experts", (600,), experts=256, **sizes)
+    layer = Layer(case, topk_idx=torch.full((600, 1), 100))
     used = torch.arange(256) == 100
     with torch.no_grad():
         for weight in layer.batch.weights:
@@ -190,13 +196,23 @@ def test_empty_experts_among_poisoned_memory():
     out, context = layer.forward()
     assert out.isfinite().all() and (out != 0).any()
     for tensor in context.ring:
-        tensor[40:] = float("nan")
+        tensor[600:] = float("nan")
     layer.workspace.poison()
     gradients = layer.backward(context)
     assert all(gradient.isfinite().all() for gradient in gradients[:5])
     for gradient in gradients[2:5]:
         assert (gradient[used] != 0).any()
         assert (as_bits(gradient[~used]) == 0).all()
+
+    # What the one expert computes is what it computes as the only one.
+    weights = tuple(weight.detach()[used].requires_grad_() for weight in layer.batch.weights)
+    changes = {"topk_idx": torch.zeros(600, 1, dtype=torch.int64), "weights": weights}
+    alone, batch = Case("alone", (600,), experts=1, **sizes), layer.batch
+    batch = dataclasses.replace(batch, **changes)
+    names = ("out", "d_x", "d_topk_weight", "d_w_gate", "d_w_up", "d_w_down")
+    tensors = (out, *gradients[:2], *(gradient[used] for gradient in gradients[2:5]))
+    actual = dict(zip(names, tensors, strict=True))
+    assert_close_everywhere(alone, batch, actual, expected_of(alone, batch, actual))
 
     # Added to buffers of NaN, the empty experts' gradients leave every bit alone.
     buffers = [torch.full(g.shape, float("nan")) for g in gradients[2:5]]

@@ -53,6 +53,64 @@ def test_matches_float64(case, dtype, seed):
     assert_matches_float64(dataclasses.replace(case, seed=seed), dtype)
 
 
+# x of a size at which no projection comes near g = -1.28, where silu' is 0.
+SMALL_INPUTS = {"input_scale": 0.02}
+MANY_SMALL = MANY | SMALL_INPUTS
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("0, 5, 17 tokens", (0, 5, 17), **FEW_TOKENS, **SMALL_INPUTS, shared=4096),
+        Case("shared width differs", (300,), **MANY_SMALL, shared=520, scaled_shared=True),
+        Case("more routes than local experts", (150, 150), **MANY_SMALL, experts=4, topk=4),
+        Case("experts no multiple of ranks", (100, 50, 150), **MANY_SMALL, experts=7),
+    ],
+    ids=lambda case: case.name,
+)
+def test_every_row_of_small_inputs_matches_float64(case, dtype):
+    """The limits without any exception: float64 that rounds nothing, rows of few tokens too."""
+    assert_matches_reference(case, dtype)
+
+
+def test_hidden_and_intermediate_2880_in_every_row():
+    case = Case("2880", (30, 40), hidden=2880, intermediate=2880, experts=2, **SMALL_INPUTS)
+    assert_matches_reference(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 127, 128, 129, 257])
+def test_every_row_around_the_row_block(count, dtype):
+    """Expert 1 gets `count` rows, expert 0 the rest.
+
+    In fp32 a row of one token's gradient is as exact as the cancelling dot product in it: whole.
+    """
+    case = Case(f"count {count}", (160, 160), **MANY_SMALL, experts=2, topk=1)
+    routes = (torch.arange(320) < count).long().reshape(320, 1)
+    check_rows = count > 1 or dtype == torch.bfloat16
+    assert_matches_reference(case, dtype, check_rows=check_rows, topk_idx=routes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("routes", "weight"),
+    [
+        ([3, 3, 3, 3], None),  # all to one expert
+        ([4, 4, -1, -1], None),
+        ([0, 1, 2, 3], 0.25),  # as tied logits choose
+        ([0, 1, 2, 3], 0.0),
+    ],
+)
+def test_every_row_of_routes_that_all_tokens_share(routes, weight, dtype):
+    case = Case("the same routes", (150, 150), **MANY_SMALL, topk=4)
+    changes = {"topk_idx": torch.tensor(routes).expand(300, 4)}
+    if weight is not None:
+        changes["topk_weight"] = torch.full((300, 4), weight)
+    actual = assert_matches_reference(case, dtype, **changes)
+    assert (actual["d_topk_weight"][changes["topk_idx"] < 0] == 0).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "case",

@@ -124,6 +124,20 @@ def assert_close_in_every_row(actual: dict[str, Tensor], expected: dict[str, Ten
         assert error <= limit, f"{name}: {error} in the worst row"
 
 
+def assert_close_everywhere(
+    case: Case,
+    batch: Batch,
+    actual: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    check_rows: bool = True,
+):
+    """Every whole tensor is within its limit, and every row, if wanted, but router gradients'."""
+    assert_close_as_a_whole(case, batch, actual, expected)
+    if check_rows:
+        rows = {name: e for name, e in expected.items() if name not in ROUTER_GRADIENTS}
+        assert_close_in_every_row(actual, rows, ROW_LIMITS[batch.x.dtype])
+
+
 def assert_matches_reference(
     case: Case,
     dtype: torch.dtype = torch.bfloat16,
@@ -145,10 +159,7 @@ def assert_matches_reference(
     batch = routed_batch(case, dtype, **changes)
     actual = run_layer(case, batch, device)
     expected = expected_of(rounding_case(case) if rounded else case, batch, actual)
-    assert_close_as_a_whole(case, batch, actual, expected)
-    if check_rows:
-        rows = {name: e for name, e in expected.items() if name not in ROUTER_GRADIENTS}
-        assert_close_in_every_row(actual, rows, ROW_LIMITS[dtype])
+    assert_close_everywhere(case, batch, actual, expected, check_rows)
     return actual
 
 
