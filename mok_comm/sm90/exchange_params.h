@@ -55,9 +55,16 @@ struct ScalarPush {
   int32_t num_parts;
 };
 
-// Which of the two meetings of a pass.
-enum class Meeting : int32_t { kEntry, kExit };
-inline constexpr int kNumMeetings = 2;
+// The meetings of a pass.
+enum class Meeting : int32_t {
+  kEntry,
+  kExit,
+  // Before the entry of passes for which a rank prepares what some other rank may wish.
+  kStart,
+  // No meeting: raised before kStart by a rank that has a wish.
+  kWish,
+};
+inline constexpr int kNumMeetings = 4;
 
 // Flags through which the ranks meet. flags of rank r lie in r's memory, are written by its peers
 // with the number of the pass and only grow. Zero before the first pass.

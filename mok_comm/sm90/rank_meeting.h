@@ -34,7 +34,8 @@ template <ExchangeBug kBug = ExchangeBug::kNone>
 MOK_DEVICE bool AwaitRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch,
                            int32_t task_kind, DeviceWait& wait) {
   const int lane = static_cast<int>(ThreadIndex().x) % 32;
-  constexpr bool kNoWait[] = {kBug == ExchangeBug::kNoEntryWait, kBug == ExchangeBug::kNoExitWait};
+  constexpr bool kNoWait[] = {kBug == ExchangeBug::kNoEntryWait, kBug == ExchangeBug::kNoExitWait,
+                              false};
   bool met = true;
   for (int rank = lane; rank < ranks.num_ranks && met; rank += 32) {
     if (kNoWait[static_cast<int>(meeting)]) continue;
@@ -45,6 +46,17 @@ MOK_DEVICE bool AwaitRanks(const RankMeeting& ranks, Meeting meeting, uint64_t e
   }
   SyncWarp();  // what any lane has acquired, lane 0 may hand on
   return Ballot(met) == 0xFFFFFFFFu;
+}
+
+// Whether any rank has raised kWish in pass `epoch`, whose kStart has been awaited by this warp.
+// All lanes of the warp call.
+MOK_DEVICE bool AnyRankWishes(const RankMeeting& ranks, uint64_t epoch) {
+  const int lane = static_cast<int>(ThreadIndex().x) % 32;
+  bool wishes = false;
+  for (int rank = lane; rank < ranks.num_ranks; rank += 32) {
+    wishes = LoadRelaxedSys(ranks.Flag(ranks.rank, Meeting::kWish, rank)) >= epoch || wishes;
+  }
+  return Ballot(wishes) != 0;
 }
 
 // Both.

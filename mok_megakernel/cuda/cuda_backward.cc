@@ -43,20 +43,31 @@ BackwardArguments::WeightGrads Grads(const MokWeightGrads& from) {
 
 }  // namespace
 
-Status CudaWorkspace::StageBackward(const MokCudaBackwardArgs& args, int64_t num_tokens) const {
+Status CudaWorkspace::StageBackward(const BackwardParams& pass, const MokCudaBackwardArgs& args,
+                                    int32_t num_sms) const {
   if (shape_.ep_size == 1) return OkStatus();
+  const int64_t num_tokens = pass.shape.num_tokens;
   const int64_t row_bytes = shape_.hidden * static_cast<int64_t>(sizeof(BFloat16));
+  const ProgramShape& program = pass.shape.program;
   StageRowsParams params = {};
-  int num_copies = 0;
+  params.asks = args.part == MOK_CUDA_WHOLE;  // else the ranks cannot meet
+  params.kept_row_blocks = program.kept_macrobatches * program.ring.macrobatch_blocks;
+  params.schedule = pass.schedule.result;
+  params.state = pass.signals.state;
+  params.meeting = pass.exchange.meeting;
+  params.wait = pass.signals.meeting_wait;
   const auto stage = [&](const void* source, CudaHeapLayout::Part part, int64_t bytes) {
     void* staged = heap_.At<void>(own_heap(), part);
-    if (source != staged) params.copies[num_copies++] = {source, staged, bytes};
+    if (source == staged || bytes == 0) return false;
+    params.copies[params.num_copies++] = {source, staged, bytes};
+    return true;
   };
-  stage(args.layer.x, CudaHeapLayout::kX, num_tokens * row_bytes);
   stage(args.d_out, CudaHeapLayout::kDOut, num_tokens * row_bytes);
   stage(args.layer.topk_weight, CudaHeapLayout::kTopkWeight,
         num_tokens * shape_.topk * static_cast<int64_t>(sizeof(float)));
-  return LaunchStageRows(params, num_copies, shape_.num_sms, shape_.device, args.stream);
+  // Only rows that are computed again need x.
+  params.last_is_optional = stage(args.layer.x, CudaHeapLayout::kX, num_tokens * row_bytes);
+  return LaunchStageRows(StageRowsKernelAddress(), params, num_sms, shape_.device, args.stream);
 }
 
 BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
@@ -98,8 +109,7 @@ BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
       plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
   if (!plan.may_have_rows) {  // their maps need memory, though nothing is ever loaded
     to.context.ring_x = to.scratch.d_out;
-    to.context.ring_gate = to.scratch.d_gate;
-    to.context.ring_up = to.scratch.d_up;
+    to.context.ring_gate = to.context.ring_up = to.scratch.weighted_h;
   }
   to.record = &records_->pass_wait;
   to.timeout_ns = shape_.timeout_ns;
@@ -119,7 +129,7 @@ Status CudaWorkspace::Backward(const MokCudaLayer& layer, const MokCudaBackwardA
       const BackwardParams params,
       MakeBackwardParams(plan.shape, config, kernel, ArgumentsOfBackward(plan, layer, args)));
   if (args.part == MOK_CUDA_WHOLE || args.part == MOK_CUDA_STAGE) {
-    MOK_RETURN_IF_ERROR(StageBackward(args, layer.num_tokens));
+    MOK_RETURN_IF_ERROR(StageBackward(params, args, config.num_blocks));
     if (args.part == MOK_CUDA_STAGE) return OkStatus();
   }
   return LaunchBackward(kernel, params,

@@ -7,14 +7,16 @@
 
 namespace mok {
 
-Status CudaWorkspace::StageX(const MokCudaForwardArgs& args, int64_t num_tokens) const {
+Status CudaWorkspace::StageX(const MokCudaForwardArgs& args, int64_t num_tokens,
+                             int32_t num_sms) const {
   if (shape_.ep_size == 1) return OkStatus();
   void* staged = heap_.At<void>(own_heap(), CudaHeapLayout::kX);
   if (args.layer.x == staged) return OkStatus();
   const int64_t row_bytes = shape_.hidden * static_cast<int64_t>(sizeof(BFloat16));
   StageRowsParams params = {};
+  params.num_copies = num_tokens > 0 ? 1 : 0;
   params.copies[0] = {args.layer.x, staged, num_tokens * row_bytes};
-  return LaunchStageRows(params, 1, shape_.num_sms, shape_.device, args.stream);
+  return LaunchStageRows(StageRowsKernelAddress(), params, num_sms, shape_.device, args.stream);
 }
 
 ForwardArguments CudaWorkspace::Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
@@ -59,7 +61,7 @@ Status CudaWorkspace::Forward(const MokCudaLayer& layer, const MokCudaForwardArg
   MOK_ASSIGN_OR_RETURN(const ForwardParams params,
                        MakeForwardParams(plan.shape, config, kernel, Arguments(plan, layer, args)));
   if (args.part == MOK_CUDA_WHOLE || args.part == MOK_CUDA_STAGE) {
-    MOK_RETURN_IF_ERROR(StageX(args, layer.num_tokens));
+    MOK_RETURN_IF_ERROR(StageX(args, layer.num_tokens, config.num_blocks));
     if (args.part == MOK_CUDA_STAGE) return OkStatus();
   }
   return LaunchForward(kernel, params,

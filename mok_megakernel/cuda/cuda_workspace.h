@@ -42,11 +42,12 @@ class CudaWorkspace {
   void* own_heap() const { return heap_of_rank_[static_cast<size_t>(shape_.rank)]; }
   StatusOr<ScheduleParams> MakeScheduleParams(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                                               const MokCudaScheduleArgs& args) const;
-  Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens) const;
+  Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens, int32_t num_sms) const;
   ForwardArguments Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                              const MokCudaForwardArgs& args) const;
 
-  Status StageBackward(const MokCudaBackwardArgs& args, int64_t num_tokens) const;
+  Status StageBackward(const BackwardParams& pass, const MokCudaBackwardArgs& args,
+                       int32_t num_sms) const;
   BackwardArguments ArgumentsOfBackward(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                                         const MokCudaBackwardArgs& args) const;
 

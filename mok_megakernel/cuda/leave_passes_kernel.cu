@@ -10,7 +10,7 @@ MOK_KERNEL(32, 1)
 LeavePassesKernel(MOK_GRID_CONSTANT(LeavePassesParams) p) {
   const int lane = static_cast<int>(ThreadIndex().x);
   const uint64_t flag = kLeftFlag + static_cast<uint64_t>(p.code);
-  for (const Meeting meeting : {Meeting::kEntry, Meeting::kExit}) {
+  for (const Meeting meeting : {Meeting::kStart, Meeting::kEntry, Meeting::kExit}) {
     for (int rank = lane; rank < p.meeting.num_ranks; rank += 32) {
       StoreReleaseSys(p.meeting.Flag(rank, meeting, p.meeting.rank), flag);
     }

@@ -79,6 +79,59 @@ TEST(MokCudaBackwardTest, SettingsChangeNoBit) {
   ExpectSameBits(expected, RunOnce(data, options), "several macrobatches, one exchange SM");
 }
 
+// Forward and backward; between them the staged x of all ranks is spoilt. Whether the backward has
+// copied it again: on all ranks or on none.
+bool BackwardStagesX(const LayerSpec& spec, CudaRanksOptions options,
+                     const std::vector<int32_t>& kept) {
+  const LayerData data(spec);
+  StartCase({2, 0.1});
+  options.own_devices = true;
+  CudaRanks ranks(data, options);
+  ranks.Poison();
+  ranks.QueueAll();
+  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  const auto row_bytes = static_cast<size_t>(spec.hidden) * sizeof(BFloat16);
+  const auto bytes_of = [&](int rank) {
+    return static_cast<size_t>(spec.tokens[rank]) * row_bytes;
+  };
+  const auto staged_x = [&](int rank) {
+    return static_cast<std::byte*>(ranks.rank(rank).heap) + ranks.rank(rank).memory.x_offset;
+  };
+  for (int rank = 0; rank < spec.ep_size(); ++rank) {
+    EXPECT_EQ(runtime::Fill(staged_x(rank), 0xFF, bytes_of(rank)), OkStatus());
+    ranks.rank(rank).backward.kept_macrobatches = kept[rank];
+  }
+  ranks.QueueBackward();
+  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  ExpectMatchesReference(data, ranks.Result());
+  size_t copied = 0, all = 0;
+  int64_t first_token = 0;
+  for (int rank = 0; rank < spec.ep_size(); ++rank) {
+    std::vector<std::byte> staged(bytes_of(rank));
+    EXPECT_EQ(runtime::CopyToHost(staged.data(), staged_x(rank), staged.size()), OkStatus());
+    const auto* x = reinterpret_cast<const std::byte*>(data.x.At(first_token * spec.hidden));
+    first_token += spec.tokens[rank];
+    all += staged.size();
+    for (size_t i = 0; i < staged.size(); ++i) copied += staged[i] == x[i] ? 1 : 0;
+  }
+  EXPECT_TRUE(copied < all / 10 || copied == all) << copied << " bytes of " << all;
+  return copied == all;
+}
+
+TEST(MokCudaBackwardTest, XIsCopiedOnlyIfARankComputesRowsAgain) {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {9, 0, 20};
+  spec.experts = {1, 1, 2};
+  EXPECT_FALSE(BackwardStagesX(spec, {}, {1, 1, 1}));
+  EXPECT_TRUE(BackwardStagesX(spec, {}, {0, 0, 0}));
+  EXPECT_TRUE(BackwardStagesX(spec, {}, {1, 0, 1})) << "one rank has kept nothing";
+  CudaRanksOptions options;
+  options.macrobatch_rows = 128;
+  EXPECT_TRUE(BackwardStagesX(spec, options, {1, 1, 1})) << "rank 2 has two row blocks";
+  spec.experts = {1, 1, 1};
+  EXPECT_FALSE(BackwardStagesX(spec, options, {1, 1, 1}));
+}
+
 TEST(MokCudaBackwardTest, WeightGradientsAddToWhatIsThere) {
   LayerSpec spec = SmallLayer();
   spec.tokens = {29};

@@ -7,23 +7,23 @@
 
 namespace mok {
 
-Status LaunchStageRows(const StageRowsParams& params, int num_copies, int32_t num_sms, int device,
-                       void* stream) {
+Status LaunchStageRows(const void* kernel, const StageRowsParams& params, int32_t num_sms,
+                       int device, void* stream) {
+  if (params.num_copies == 0 && !params.asks) return OkStatus();
   int64_t most_bytes = 0;
-  for (int i = 0; i < num_copies; ++i) most_bytes = std::max(most_bytes, params.copies[i].bytes);
-  if (most_bytes == 0) return OkStatus();
+  for (const StageRowsParams::Copy& copy : params.copies) {
+    most_bytes = std::max(most_bytes, copy.bytes);
+  }
   constexpr int64_t kBytesPerBlock = 16 * kStageRowsThreads;
-  constexpr int64_t kBlocksPerSm = 4;
+  const int64_t blocks = std::min<int64_t>(CeilDiv(most_bytes, kBytesPerBlock), num_sms);
   runtime::LaunchConfig config;
-  config.grid.x =
-      static_cast<uint32_t>(std::min(CeilDiv(most_bytes, kBytesPerBlock), kBlocksPerSm * num_sms));
-  config.grid.y = static_cast<uint32_t>(num_copies);
+  config.grid.x = static_cast<uint32_t>(std::max<int64_t>(blocks, 1));
   config.block.x = kStageRowsThreads;
-  config.registers_per_thread = 32;
+  config.registers_per_thread = 64;
   config.device = device;
   config.stream = stream;
   config.name = "mok_stage_rows";
-  return runtime::LaunchKernelAddress(StageRowsKernelAddress(), config, &params, sizeof params);
+  return runtime::LaunchKernelAddress(kernel, config, &params, sizeof params);
 }
 
 }  // namespace mok
