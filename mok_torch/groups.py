@@ -30,6 +30,7 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.errors import RankTimeoutError
+from mok_torch.scalars import as_integer
 from mok_torch.store_meetings import meetings_of
 
 # get_workspace's cache of each torch.distributed group. Nothing in it refers to its group.
@@ -79,18 +80,14 @@ class InProcessGroup:
     """
 
     def __init__(self, size: int):
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"size: expected an int >= 1, got {size!r}")
-        self.size = size
+        self.size = size = as_integer("size", size, 1)
         self._condition = threading.Condition()
         self._rounds: dict[int, dict[int, Any]] = {}
         self._members = [InProcessMember(self, rank) for rank in range(size)]
 
     def member(self, rank: int) -> InProcessMember:
         """The group as rank `rank` sees it."""
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
-            raise ValueError(f"rank: expected an int in [0, {self.size}), got {rank!r}")
-        return self._members[rank]
+        return self._members[as_integer("rank", rank, 0, self.size - 1)]
 
     def _exchange(self, rank: int, round_index: int, value: Any, timeout_seconds: float):
         with self._condition:

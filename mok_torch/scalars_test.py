@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from mok_torch import MoELayer, functional
+from mok_torch import InProcessGroup, MoELayer, functional
 from mok_torch.config import MoKConfig
 from mok_torch.router import RouterConfig
 from mok_torch.scalars import as_integer, as_number
@@ -98,3 +98,4 @@ def test_calls_with_numpys_numbers():
     (expected_d_x,) = torch.autograd.grad(expected.sum(), batch.x)
     assert torch.equal(d_x, expected_d_x)
     assert space.input_buffer(numpy.int64(3)).shape == (3, 16)
+    assert InProcessGroup(numpy.int64(2)).member(numpy.int64(1)).rank == 1

@@ -160,9 +160,9 @@ def test_wrong_groups():
         as_group(InProcessGroup(2))
     with pytest.raises(TypeError, match=r"group: expected None, a torch.distributed"):
         as_group(3)
-    with pytest.raises(ValueError, match="size: expected an int >= 1"):
+    with pytest.raises(ValueError, match="size: expected at least 1, got 0"):
         InProcessGroup(0)
-    with pytest.raises(ValueError, match=r"rank: expected an int in \[0, 2\), got 2"):
+    with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
         InProcessGroup(2).member(2)
     assert isinstance(as_group(None), SingleRank)
 
