@@ -122,19 +122,21 @@ def hear_of_errors(rank, folder):
     with pytest.raises(ValueError, match="rank 1, token 7, k 0: expected -1 to 7, got 8"):
         workspace.check()
     assert torch.equal(moe(*arguments, workspace=workspace), expected)
-    # What one rank refuses, the other one hears of; it need not wait.
+    # What one rank refuses, the other one hears of; it need not wait, in the backward neither.
     begin = time.monotonic()
+    x = arguments[0].clone().requires_grad_()
     if rank == 0:
         with pytest.raises(TypeError, match=r"topk_weight: expected torch\.float32"):
             moe(
-                *arguments[:2],
+                x,
+                arguments[1],
                 arguments[2].double(),
                 *arguments[3:],
                 workspace=workspace,
                 num_experts=8,
             )
     else:
-        moe(*arguments, workspace=workspace, num_experts=8)
+        moe(x, *arguments[1:], workspace=workspace, num_experts=8).sum().backward()
         with pytest.raises(TypeError, match="rank 0 could not take part in the call"):
             workspace.check()
     workspace.check()
