@@ -204,6 +204,16 @@ def test_empty_experts_among_poisoned_memory():
         assert (gradient[used] != 0).any()
         assert (as_bits(gradient[~used]) == 0).all()
 
+    # Again, in the memory of gradients that were there before.
+    kept = [gradient.clone() for gradient in gradients[:5]]
+    places = sorted(gradient.data_ptr() for gradient in gradients[2:5])
+    for gradient in gradients[2:5]:
+        gradient.fill_(float("nan"))
+    del gradient, gradients
+    gradients = layer.backward(context)
+    assert sorted(gradient.data_ptr() for gradient in gradients[2:5]) == places
+    assert_equal(gradients[:5], kept)
+
     # What the one expert computes is what it computes as the only one.
     weights = tuple(weight.detach()[used].requires_grad_() for weight in layer.batch.weights)
     changes = {"topk_idx": torch.zeros(600, 1, dtype=torch.int64), "weights": weights}
