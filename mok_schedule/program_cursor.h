@@ -45,7 +45,7 @@ class ProgramCursor {
     const int32_t block =
         first_block_ + static_cast<int32_t>(panel_begin + in_panel - tile * blocks);
     Task task = {segment.kind, block, static_cast<int32_t>(tile), -1, -1};
-    if (ProgramView::IsOfTokens(segment.span)) return task;
+    if (segment.span == Span::kTokenBlocks) return task;
     task.expert = program_->table().expert_of_block(block);
     task.macrobatch = static_cast<int32_t>(segment.span == Span::kLeadIn ? step_.lead_in_macrobatch
                                                                          : step_.macrobatch);

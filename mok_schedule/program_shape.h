@@ -53,9 +53,6 @@ struct ProgramShape {
   // the exit barrier, each of so many tiles side by side, and there is no TokenReduce. Needs a
   // shared expert.
   int32_t fused_reduce_width = 0;
-  // Of the forward: how many token blocks, the last ones, have their SharedGateUp behind the last
-  // Down instead of at the start. There it hides the last rows going out.
-  int64_t late_shared_blocks = 0;
 
   // Exchange tile t moves rows t * n .. t * n + n - 1 of its row block, as far as they are valid.
   MOK_HOST_DEVICE int32_t rows_per_exchange_tile() const { return kRowBlock / exchange_tiles; }

@@ -45,8 +45,6 @@ enum class Span : int32_t {
   // Of the prologue and the epilogue.
   kOnce,          // one element
   kTokenBlocks,   // this rank's token blocks
-  kEarlyTokens,   // all but late_shared_blocks of them
-  kLateTokens,    // the last late_shared_blocks of them
   kEmptyExperts,  // experts without rows
   kWithoutRows,   // one element if there is no row block, else none
 };
@@ -189,9 +187,6 @@ class ProgramView {
     return span == Span::kOnce || span == Span::kPieces || span == Span::kEmptyExperts ||
            span == Span::kWithoutRows || span == Span::kAtStart;
   }
-  MOK_HOST_DEVICE static bool IsOfTokens(Span span) {
-    return span == Span::kTokenBlocks || span == Span::kEarlyTokens || span == Span::kLateTokens;
-  }
   // Whether a step is the first one of the pass that computes.
   MOK_HOST_DEVICE bool IsStart(const Step& step) const {
     return step.macrobatch >= 0 && step.index == 0 && step.macrobatch == MacrobatchAt(0);
@@ -238,7 +233,8 @@ class ProgramView {
   int num_segments_ = 0;
   int stream_begin_ = 0;    // segments before it are the prologue
   int epilogue_begin_ = 0;  // segments from it on are the epilogue
-  // [queue][recomputed][span of the stream]; in [0] the segments of recomputed macrobatches are left out.
+  // [queue][recomputed][span of the stream]; in [0] the segments of recomputed macrobatches are
+  // left out.
   int64_t span_tiles_[kNumQueues][2][kNumStreamSpans] = {};
   // [queue] index of the first task of the stream, of the epilogue, and the number of tasks.
   int64_t stream_tasks_begin_[kNumQueues] = {};

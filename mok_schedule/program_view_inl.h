@@ -36,7 +36,7 @@ MOK_HOST_DEVICE inline void ProgramView::ListForward() {
   const int64_t gate_up_panel =
       shape_.gate_up_panel_blocks > 0 ? shape_.gate_up_panel_blocks : minibatch;
   Append(TaskKind::kEntryBarrier, Span::kOnce, 1, 1);
-  Append(TaskKind::kSharedGateUp, Span::kEarlyTokens, shape_.shared_intermediate_tiles, minibatch);
+  Append(TaskKind::kSharedGateUp, Span::kTokenBlocks, shape_.shared_intermediate_tiles, minibatch);
   stream_begin_ = num_segments_;
   Append(TaskKind::kGateUp, Span::kFirst, shape_.intermediate_tiles, gate_up_panel);
   Append(TaskKind::kGateUp, Span::kNext, shape_.intermediate_tiles, gate_up_panel);
@@ -46,7 +46,6 @@ MOK_HOST_DEVICE inline void ProgramView::ListForward() {
   Append(TaskKind::kDown, Span::kCurrent, shape_.hidden_tiles, output_panel);
   Append(TaskKind::kCombine, Span::kLast, shape_.exchange_tiles, 1);
   epilogue_begin_ = num_segments_;
-  Append(TaskKind::kSharedGateUp, Span::kLateTokens, shape_.shared_intermediate_tiles, minibatch);
   if (!shape_.fuses_token_reduce()) {
     Append(TaskKind::kSharedDown, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
   }
@@ -170,10 +169,6 @@ MOK_HOST_DEVICE inline ProgramView::Blocks ProgramView::ElementsOf(const Segment
       return {0, 1};
     case Span::kTokenBlocks:
       return {0, shape_.token_blocks};
-    case Span::kEarlyTokens:
-      return {0, shape_.token_blocks - shape_.late_shared_blocks};
-    case Span::kLateTokens:
-      return {shape_.token_blocks - shape_.late_shared_blocks, shape_.late_shared_blocks};
     case Span::kEmptyExperts:
       return {0, NumPieces(num_macrobatches_)};
     case Span::kWithoutRows:
@@ -228,7 +223,7 @@ MOK_HOST_DEVICE inline Task ProgramView::DecodeElement(const Segment& segment, c
                                                        int64_t index) const {
   if (HasNoBlocks(segment.span)) return DecodeWithoutBlocks(segment, step, index);
   const int64_t tiles = segment.tiles;
-  const bool tokens = IsOfTokens(segment.span);
+  const bool tokens = segment.span == Span::kTokenBlocks;
   const Blocks blocks = ElementsOf(segment, step);
   const int64_t panel_begin = index / (segment.panel_blocks * tiles) * segment.panel_blocks;
   const int64_t in_panel = index - panel_begin * tiles;

@@ -113,7 +113,6 @@ TEST(TaskOrderTest, RandomProgramsHaveTheOddForms) {
     seen["no shared expert"] += !shape.has_shared_expert();
     seen["nothing kept"] += shape.kept_macrobatches == 0;
     seen["fused reduction"] += shape.fuses_token_reduce();
-    seen["late tiles of the shared expert"] += shape.late_shared_blocks > 0;
     seen["no experts"] += program_case.table.expert_rows.empty();
     seen["macrobatch is minibatch"] += ring.macrobatch_blocks == ring.minibatch_blocks;
     seen["macrobatch below minibatch"] += ring.macrobatch_blocks < ring.minibatch_blocks;
@@ -124,7 +123,7 @@ TEST(TaskOrderTest, RandomProgramsHaveTheOddForms) {
       seen["expert over three macrobatches"] += rows > 3 * ring.macrobatch_blocks * kRowBlock;
     }
   }
-  EXPECT_EQ(seen.size(), 13u);
+  EXPECT_EQ(seen.size(), 12u);
   for (const auto& [form, count] : seen) EXPECT_GT(count, 50) << form;
 }
 
@@ -211,10 +210,9 @@ TEST(TaskOrderTest, TheSharedExpertsLastTilesReplaceTokenReduce) {
   shape.hidden_tiles = 3;
   shape.fused_reduce_width = 2;
   shape.token_blocks = 2;
-  shape.late_shared_blocks = 1;
   EXPECT_EQ(Order(program_case),
-            "EntryBarrier SharedGateUp0 Dispatch0 GateUp0 Down0 Down0 Down0 Combine0 "
-            "SharedGateUp1 ExitBarrier SharedDown0 SharedDown0 SharedDown1 SharedDown1");
+            "EntryBarrier SharedGateUp0 SharedGateUp1 Dispatch0 GateUp0 Down0 Down0 Down0 Combine0 "
+            "ExitBarrier SharedDown0 SharedDown0 SharedDown1 SharedDown1");
   shape.pass = Pass::kBackward;
   shape.token_blocks = 1;
   EXPECT_EQ(
@@ -312,8 +310,8 @@ TEST(TaskOrderTest, EveryRowBlockIsProducedOnceAndEveryPieceOnce) {
 
 // Where every macrobatch has at least two minibatches, no group of compute tasks (one kind, one
 // minibatch) needs what the group right before it produces: with it missing, all waits still hold.
-// Exceptions: the shared expert's recomputation has nothing to hide behind, there is one carry
-// buffer, and late tiles of the shared expert hide behind those of earlier token blocks.
+// Exceptions: the shared expert's recomputation has nothing to hide behind, and there is one carry
+// buffer.
 void ExpectNoGroupNeedsTheGroupBeforeIt(const TaskProgram& program) {
   const ProgramShape& shape = program.shape();
   std::vector<uint64_t> counters(program.NumCounters(), 0);
@@ -342,7 +340,6 @@ void ExpectNoGroupNeedsTheGroupBeforeIt(const TaskProgram& program) {
     }
     signals.insert(signals.end(), first_signal, last_signal);
     if (task.kind == TaskKind::kSharedDownGrad && shape.is_shared_recomputed()) continue;
-    if (task.kind == TaskKind::kSharedDown && shape.late_shared_blocks > 0) continue;
     for (int w = 0; w < dependencies.num_waits; ++w) {
       const Wait& wait = dependencies.waits[w];
       const CounterFamily family = program.NameOfCounter(wait.first_counter).family;
@@ -453,8 +450,6 @@ TEST(TaskOrderTest, ErrorsNameTheField) {
               HasSubstr("d_x_window_blocks: expected 2 to"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.fused_reduce_width = 1; }),
               HasSubstr("fused_reduce_width: expected 0 to 0, got 1"));
-  EXPECT_THAT(message([](ProgramShape& shape) { shape.late_shared_blocks = 1; }),
-              HasSubstr("late_shared_blocks: expected 0 to 0, got 1"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.kept_macrobatches = 2; }),
               HasSubstr("kept_macrobatches: expected 0 to 1, got 2"));
   EXPECT_THAT(message([](ProgramShape& shape) { shape.exchange_tiles = 0; }),

@@ -44,8 +44,6 @@ Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
   MOK_RETURN_IF_ERROR(CheckRange("kept_macrobatches", shape.kept_macrobatches, 0, 1));
   MOK_RETURN_IF_ERROR(CheckRange("fused_reduce_width", shape.fused_reduce_width, 0,
                                  shape.has_shared_expert() ? kMaxInt32 / 2 : 0));
-  MOK_RETURN_IF_ERROR(
-      CheckRange("late_shared_blocks", shape.late_shared_blocks, 0, shape.token_blocks));
   if (shape.pass == Pass::kBackward) {
     MOK_RETURN_IF_ERROR(CheckRange("down_grad_tiles", shape.down_grad_tiles, 1, kMaxInt32));
     // Without them nothing would tell when the rows they read may be overwritten.

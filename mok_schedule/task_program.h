@@ -8,12 +8,12 @@
 //
 // Forward (macrobatches from the last to the first, so that at the end the ring holds macrobatch 0,
 // which the backward needs first):
-//     EntryBarrier, SharedGateUp* (but late_shared_blocks), lead-in(first macrobatch),
+//     EntryBarrier, SharedGateUp*, lead-in(first macrobatch),
 //     for each macrobatch: GateUp(0),
 //         for j: GateUp(j+1), Dispatch(j+3), {j = max(n-2, 0): lead-in(next macrobatch)},
 //                Combine(j-1), Down(j);
 //         Combine(n-1);
-//     SharedGateUp* of late_shared_blocks, SharedDown*, ExitBarrier, TokenReduce*
+//     SharedDown*, ExitBarrier, TokenReduce*
 //     {fused: SharedDown* instead of TokenReduce*, and not before}
 // Backward (macrobatches ascending; [ ] only where macrobatch or shared expert is recomputed):
 //     EntryBarrier, [SharedRecomputeGateUp*], SharedDownGrad*, lead-in(0),

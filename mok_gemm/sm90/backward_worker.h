@@ -158,6 +158,24 @@ class BackwardConsumer : public GemmConsumer<Config> {
     }
   }
 
+  // The products of an InputGrad tile alone, for an epilogue of the caller's; as MainLoop
+  // otherwise.
+  template <class Waiter>
+  MOK_DEVICE bool Products(const ProductTile& tile, const Waiter& wait, Accumulator& accumulator) {
+    const int stages = tile.num_ranges * tile.k_blocks;
+    if (tile.rows <= this->warpgroup_ * Config::kWarpgroupM) {
+      this->SkipStages(stages, wait);
+      return false;
+    }
+    if (tile.b_halves == 1) {
+      this->template Accumulate<Config::kHalfN, RowOperands>(stages, wait,
+                                                             this->FirstHalf(accumulator));
+    } else {
+      this->template Accumulate<Config::kTileN, RowOperands>(stages, wait, accumulator);
+    }
+    return true;
+  }
+
  private:
   static constexpr BackwardBug kBug = Config::kBackwardBug;
   static constexpr auto kK = OperandMajor::kK, kMn = OperandMajor::kMn;

@@ -28,7 +28,9 @@ DeviceLayerOptions OptionsFor(PassBug bug) {
 // everything again: a second pass does not find what the forward has left.
 struct Case {
   explicit Case(const LayerData& data, PassBug bug = PassBug::kNone)
-      : layer(data, OptionsFor(bug), SmallForwardKernel),
+      : Case(data, OptionsFor(bug)) {}
+  Case(const LayerData& data, const DeviceLayerOptions& options)
+      : layer(data, options, SmallForwardKernel),
         backward(layer, {.kept_macrobatches = 0, .own_state = true}, SmallBackwardKernel) {
     MOK_CHECK(layer.LaunchAll().ok());
     MOK_CHECK(runtime::Synchronize().ok());
@@ -82,7 +84,27 @@ TEST_F(BackwardBugsTest, EveryBugOfTheKernelIsFlagged) {
   ExpectEveryBugFlagged(
       [&](int bug, const Interleaving& interleaving) { return RunKernel(bug, interleaving); },
       static_cast<int>(PassBug::kCount),
-      [](int bug) { return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort); });
+      [](int bug) {
+        return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
+               bug == static_cast<int>(PassBug::kRoutesDescending);  // of a fused reduction
+      });
+}
+
+// Of the forward's tests, which look at all bugs: the epilogue is the same.
+TEST_F(BackwardBugsTest, AFusedReductionThatDoesNotWaitIsFlagged) {
+  DeviceLayerOptions options = BugOptions();
+  options.fused_backward_reduce = 1;
+  for (const PassBug bug : {PassBug::kNone, PassBug::kReduceBeforeExit}) {
+    for (const Interleaving& interleaving : kInterleavings) {
+      StartCase(interleaving);
+      Case test(data_, options);
+      const PassKernelInfo kernel = BackwardKernelWithBug(static_cast<int>(bug));
+      for (int pass = 0; pass < 2; ++pass) MOK_CHECK(test.backward.LaunchAll(kernel).ok());
+      const Outcome outcome =
+          RunAndCompare([&] { return SameGradients(test.backward.Result(), expected_); });
+      EXPECT_EQ(outcome.kind == "ok", bug == PassBug::kNone) << outcome.kind << outcome.text;
+    }
+  }
 }
 
 TEST_F(BackwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {

@@ -8,6 +8,7 @@
 #include "mok_gemm/sm90/gemm_worker.h"
 #include "mok_megakernel/sm90/backward_work.h"
 #include "mok_megakernel/sm90/pass_compute.h"
+#include "mok_megakernel/sm90/reduce_epilogue.h"
 #include "mok_megakernel/sm90/token_reduce.h"
 
 namespace mok {
@@ -50,6 +51,17 @@ MOK_DEVICE void ReduceScalars(const BackwardParams& p, const TokenReduction& red
   }
 }
 
+// The tiles of a fused reduction behind its first.
+template <class Gemm, class Storage>
+MOK_DEVICE void LoadTilesToTheRight(const BackwardWork& work, Storage& s,
+                                    GemmPipeline<Gemm>& pipeline, const DeviceWait& wait) {
+  ProductTile tile = work.product.product;
+  for (int32_t rest = work.reduced.columns - Gemm::kTileN; rest > 0; rest -= Gemm::kTileN) {
+    pass_internal::MoveRight<Gemm>(rest, tile);
+    gemm_internal::LoadProduct<Gemm, false>(tile, s.stages, pipeline, wait);
+  }
+}
+
 // One thread: loads the operands of every tile.
 template <class Config>
 MOK_DEVICE void ProducerRole(const BackwardParams& p, PassStorage<Config>& s) {
@@ -71,9 +83,39 @@ MOK_DEVICE void ProducerRole(const BackwardParams& p, PassStorage<Config>& s) {
       ProducerLoadTile<Gemm>(work.recompute, s.stages, pipeline, wait);
     } else {
       ProducerLoadBackwardTile<Gemm>(work.product, s.stages, pipeline, wait);
+      if (work.kind == Kind::kProductReduce) LoadTilesToTheRight<Gemm>(work, s, pipeline, wait);
     }
     tracer.Record(work.task_kind, TracePhase::kWork, work.task, begin);
   }
+}
+
+// Multiplies, sums routes and stores the tiles of a fused reduction. The accumulators hold zeros
+// whenever they are not in use: see the forward's.
+template <class Config>
+MOK_DEVICE void MultiplyAndReduce(const BackwardParams& p, const TokenReduction& reduction,
+                                  const BackwardWork& work,
+                                  BackwardConsumer<typename Config::Gemm>& consumer, LateWait& late,
+                                  const DeviceWait& wait, ConsumerTrace& trace) {
+  using Gemm = typename Config::Gemm;
+  ProductTile tile = work.product.product;
+  ReduceTile reduced = work.reduced;
+  const TileRoutes routes(reduction, reduced);
+  MOK_NO_UNROLL
+  for (; reduced.columns > 0; reduced.column += Gemm::kTileN, reduced.columns -= Gemm::kTileN) {
+    typename BackwardConsumer<Gemm>::Accumulator accumulator = {};
+    const bool has_rows = consumer.Products(tile, wait, accumulator);
+    trace.Record(work, TracePhase::kWork);
+    if (late.Await(work.late_counter) && has_rows) {
+      trace.Record(work, TracePhase::kWait);
+      EpilogueReduce<Config, ColumnOrder::kNatural>(reduction, reduced, routes, accumulator);
+    }
+    pass_internal::MoveRight<Gemm>(reduced.columns - Gemm::kTileN, tile);
+  }
+  if (work.reduced.column == 0 && late.Await(work.late_counter)) {
+    ReduceScalars(p, reduction, {work.reduced.token, work.reduced.rows},
+                  static_cast<int>(ThreadIndex().x), Gemm::kConsumerThreads);
+  }
+  trace.Record(work, TracePhase::kStore);
 }
 
 // Two warpgroups: first all GEMMs, then all reductions, so that the accumulators' registers are
@@ -89,7 +131,10 @@ MOK_DEVICE void ConsumerRole(const BackwardParams& p, PassStorage<Config>& s) {
   ConsumerTrace trace(p.trace);
   for (;;) {
     const BackwardWork& work = queue.Front(wait);
-    if (work.kind == Kind::kEnd || work.kind == Kind::kReduce) break;
+    if (work.kind == Kind::kEnd || work.kind == Kind::kReduce ||
+        work.kind == Kind::kProductReduce) {
+      break;
+    }
     wait.SetTask(work.task_kind, work.task);
     trace.Record(work, TracePhase::kWait);
     if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
@@ -103,6 +148,14 @@ MOK_DEVICE void ConsumerRole(const BackwardParams& p, PassStorage<Config>& s) {
     if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
   }
   const TokenReduction reduction = ReductionOf(p);
+  LateWait late(wait);
+  for (;; queue.Pop()) {
+    const BackwardWork& work = queue.Front(wait);
+    if (work.kind != Kind::kProductReduce) break;
+    wait.SetTask(work.task_kind, work.task);
+    trace.Record(work, TracePhase::kWait);
+    MultiplyAndReduce<Config>(p, reduction, work, consumer, late, wait, trace);
+  }
   const auto thread = static_cast<int>(ThreadIndex().x);
   for (;;) {
     const BackwardWork& work = queue.Front(wait);

@@ -2,7 +2,8 @@
 //
 //   backward_gpu_main [small] [medium] [model] [traffic] [--shape=kimi] [--ranks=0] [--virtual]
 //                     [--quick] [--times] [--passes=20] [--comm_sms=0] [--minibatch=0]
-//                     [--macrobatch=0] [--window=0] [--sms=0] [--trace] [--only=text]
+//                     [--macrobatch=0] [--window=0] [--fused_reduce=-1] [--sms=0] [--trace]
+//                     [--only=text]
 //                     [--pause_ms=0]
 //
 // small:   the layers of the emulator's test, all gradients against float64, on one GPU (1, 2, 8
@@ -49,7 +50,8 @@ struct Flags {
   int ranks = 0;
   std::string shape, only;
   int passes = 20, pause_ms = 0;
-  int64_t window = 0;  // row blocks; 0: the default
+  int64_t window = 0;         // row blocks; 0: the default
+  int32_t fused_reduce = -1;  // tiles; -1: the default
   ForwardOptions forward;
 };
 
@@ -175,6 +177,7 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
     for (const int kept : {1, 0}) {
       options.forward.num_comm_sms = comm_sms;
       options.device_schedule = comm_sms == 0;
+      options.fused_backward_reduce = spec.shared_intermediate > 0 && comm_sms == 0 ? 2 : 0;
       Step step(data, options, {.kept_macrobatches = kept, .own_state = kept == 0});
       const std::string label = StrCat(name, ", comm SMs ", comm_sms, ", kept ", kept);
       for (int repeat = 0; repeat < 2; ++repeat) {
@@ -344,6 +347,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
   options.own_devices = own_devices;
   options.forward = flags.forward;
   options.d_x_window_blocks = flags.window;
+  options.fused_backward_reduce = flags.fused_reduce;
   const uint32_t capacity = flags.trace ? kTraceCapacity : 0;
   Step step(data, options, {.grad_dtype = DType::kBf16, .trace_capacity = capacity});
   std::printf("     %s: %s\n", name.c_str(), step.layer.config(0).ToString().c_str());
@@ -416,6 +420,8 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
     flags.forward.num_sms = static_cast<int32_t>(number);
   } else if (name == "--minibatch") {
     flags.forward.minibatch_rows = number;
+  } else if (name == "--fused_reduce") {
+    flags.fused_reduce = static_cast<int32_t>(number);
   } else if (name == "--window") {
     flags.window = number;
   } else if (name == "--macrobatch") {

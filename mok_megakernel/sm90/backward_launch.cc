@@ -92,6 +92,10 @@ class ParamsBuilder {
       return InvalidArgumentError("kept_macrobatches is ", arguments_.kept_macrobatches,
                                   ", expected 0 or 1");
     }
+    if (config_.fused_backward_reduce > 0 && !has_shared()) {
+      return InvalidArgumentError("fused_backward_reduce is ", config_.fused_backward_reduce,
+                                  ", expected 0: there is no shared expert");
+    }
     MOK_RETURN_IF_ERROR(CheckChunks(config_, kernel_));
     return RequireAligned("wait record", arguments_.record);
   }
@@ -137,6 +141,7 @@ class ParamsBuilder {
     program.output_panel_blocks = config_.output_panel_blocks;
     program.exchange_tiles = config_.exchange_tiles;
     program.token_reduce_tiles = config_.token_reduce_tiles;
+    program.fused_reduce_width = config_.fused_backward_reduce;
     program.token_blocks = CeilDiv<int64_t>(arguments_.tokens.num_tokens, kRowBlock);
     program.shared_intermediate_tiles = TilesOf(shared, columns / 2);
     program.shared_down_grad_tiles = TilesOf(shared, columns);

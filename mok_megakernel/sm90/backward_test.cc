@@ -124,6 +124,37 @@ TEST(BackwardTest, WidthsThatAreMultiplesOf32UsePermutedColumns) {
   ExpectBackward(spec, options, "permuted");
 }
 
+// Where the shared expert's last tiles do TokenReduce's work, all bits stay as they are.
+TEST(BackwardTest, FusedReductionHasTheSameBits) {
+  LayerSpec spec = SmallLayer();
+  spec.shared_intermediate = 24;
+  spec.hidden = 200;  // four tiles, the last of 8 columns
+  for (const int topk : {1, 5}) {
+    spec.topk = topk;
+    spec.shared_scale = topk == 1;
+    spec.tokens = {150, 0, 70};  // the last block's second warpgroup has some rows
+    spec.experts = {2, 1, 1};
+    spec.route = [](int64_t token, int k) -> int64_t {
+      return (token + k) % 3 == 0 ? -1 : (token + k) % 4;
+    };
+    const LayerData data(spec);
+    for (const bool own_devices : {true, false}) {
+      Options options = TwoBlocks();
+      options.layer.own_devices = own_devices;
+      options.layer.fused_backward_reduce = 0;
+      const LayerResult expected = RunBackward(data, options);
+      ExpectCloseToHost(data, expected);
+      for (const int32_t width : {1, 3}) {
+        options.layer.fused_backward_reduce = width;
+        for (const Interleaving& interleaving : kInterleavings) {
+          ExpectSameBits(expected, RunBackward(data, options, interleaving, width == 3),
+                         StrCat(topk, " routes, width ", width, ", seed ", interleaving.seed));
+        }
+      }
+    }
+  }
+}
+
 // More than one tile of every kind.
 TEST(BackwardTest, SeveralTiles) {
   LayerSpec spec = SmallLayer();

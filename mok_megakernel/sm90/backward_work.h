@@ -16,6 +16,7 @@ struct BackwardWork {
     kEnd,
     kRecompute,
     kProduct,
+    kProductReduce,  // InputGrad tiles with a fused reduction; the first is `product`
     kReduce,
     kNothing,  // a gradient that the caller does not want
   };
@@ -26,6 +27,7 @@ struct BackwardWork {
   };
   Kind kind;
   TokenRange tokens;             // kReduce
+  ReduceTile reduced;            // kProductReduce
   int32_t signal;                // counter to increment once the tile is stored; -1: none
   const uint64_t* late_counter;  // of this GPU, 1 when the epilogue may begin; null: at once
   int32_t task_kind;             // for reports
@@ -102,7 +104,8 @@ MOK_DEVICE void FillRouted(const BackwardExperts& experts, const ProgramView& pr
 }
 
 template <class Config>
-MOK_DEVICE void FillShared(const BackwardParams& p, const Task& task, BackwardWork& work) {
+MOK_DEVICE void FillShared(const BackwardParams& p, const ProgramView& program, const Task& task,
+                           BackwardWork& work) {
   using Gemm = typename Config::Gemm;
   const BackwardExperts& experts = p.shared;
   const auto num_tokens = static_cast<int32_t>(p.shape.num_tokens);
@@ -123,7 +126,13 @@ MOK_DEVICE void FillShared(const BackwardParams& p, const Task& task, BackwardWo
     FillDownGrad<Gemm>(experts.down_grad, place, task.tile, work.product);
     if (!p.tokens.has_shared_scale) work.product.down_grad.router_weight = &p.one;
   } else {
-    FillInputGrad<Gemm>(experts.input_grad, place, place.row, task.tile, work.product);
+    const int32_t width = program.shape().fused_reduce_width, hidden = p.shape.hidden;
+    const int32_t tile = width > 0 ? task.tile * width : task.tile;
+    FillInputGrad<Gemm>(experts.input_grad, place, place.row, tile, work.product);
+    if (width == 0) return;
+    const int32_t column = tile * Gemm::kTileN, most = width * Gemm::kTileN;
+    work.kind = BackwardWork::Kind::kProductReduce;
+    work.reduced = {place.row, column, place.rows, hidden - column < most ? hidden - column : most};
   }
 }
 
@@ -147,7 +156,7 @@ MOK_DEVICE void FillWork(const BackwardParams& p, const ProgramView& program, co
       work.tokens = TokensOfTask(program.shape(), p.shape.num_tokens, task);
       break;
     default:
-      FillShared<Config>(p, task, work);
+      FillShared<Config>(p, program, task, work);
       break;
   }
 }

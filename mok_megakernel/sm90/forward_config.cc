@@ -101,7 +101,7 @@ bool HoldsEveryRouting(const ForwardConfig& config, const ForwardLayerShape& sha
 // Where a token has one route, the shared expert's rows are half of what TokenReduce reads, and
 // writing them costs as much again. With several routes their rows are most of it, and TokenReduce,
 // which has nothing else to do, reads them faster; SharedDown is then better used to hide the last
-// rows going out (measured: benchmarks/RESULTS.md).
+// rows going out, and SharedInputGrad ends before the pass does (benchmarks/RESULTS.md).
 int32_t FusedReduceWidth(const ForwardLayerShape& shape) {
   return shape.shared_intermediate > 0 && shape.topk == 1 ? kFusedReduceWidth : 0;
 }
@@ -117,10 +117,10 @@ uint64_t PushInterval(const ForwardConfig& config, const ForwardLayerShape& shap
 }
 
 std::string ReductionText(const ForwardConfig& config) {
-  if (config.fused_forward_reduce == 0) return "";
-  return StrCat(", in the forward fused with ", config.fused_forward_reduce,
-                " tiles of SharedDown; SharedGateUp early of ", config.early_shared_blocks,
-                " token blocks");
+  const int32_t forward = config.fused_forward_reduce, backward = config.fused_backward_reduce;
+  if (forward == 0 && backward == 0) return "";
+  return StrCat(", fused with ", forward, " tiles of SharedDown, ", backward,
+                " of SharedInputGrad");
 }
 
 }  // namespace
@@ -174,7 +174,7 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
   config.one_macrobatch = HoldsEveryRouting(config, shape);
   config.exchange_tiles = kExchangeTiles;
   config.token_reduce_tiles = kTokenReduceTiles;
-  config.fused_forward_reduce = FusedReduceWidth(shape);
+  config.fused_forward_reduce = config.fused_backward_reduce = FusedReduceWidth(shape);
   config.chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxChunkBytes);
   config.dedicated_chunk_bytes = ChunkBytes(2 * shape.hidden, kMaxDedicatedChunkBytes);
   config.push_interval_ns = PushInterval(config, shape, device);

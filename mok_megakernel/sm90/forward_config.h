@@ -42,17 +42,16 @@ struct ForwardConfig {
   int32_t num_blocks = 1;
   int32_t num_comm_sms = 0;
   int64_t minibatch_blocks = 1;
-  int64_t macrobatch_blocks = 1;     // of the ring
-  int32_t output_panel_blocks = 0;   // see ProgramShape
-  int32_t gate_up_panel_blocks = 0;  // likewise
-  int64_t d_x_window_blocks = 1;     // likewise; here never 0
-  bool one_macrobatch = false;       // whatever the routing: the ring has room for all rows
-  int32_t exchange_tiles = 1;        // per row block
-  int32_t token_reduce_tiles = 1;    // per token block
-  int32_t fused_forward_reduce = 0;  // ProgramShape::fused_reduce_width of the forward
-  // Token blocks whose SharedGateUp does not come late, if there are more. A backward has none.
-  int64_t early_shared_blocks = 0;
-  uint32_t chunk_bytes = 16;  // a row is cut into equal chunks of at most 8 KiB
+  int64_t macrobatch_blocks = 1;      // of the ring
+  int32_t output_panel_blocks = 0;    // see ProgramShape
+  int32_t gate_up_panel_blocks = 0;   // likewise
+  int64_t d_x_window_blocks = 1;      // likewise; here never 0
+  bool one_macrobatch = false;        // whatever the routing: the ring has room for all rows
+  int32_t exchange_tiles = 1;         // per row block
+  int32_t token_reduce_tiles = 1;     // per token block
+  int32_t fused_forward_reduce = 0;   // ProgramShape::fused_reduce_width of the forward
+  int32_t fused_backward_reduce = 0;  // and of the backward
+  uint32_t chunk_bytes = 16;          // a row is cut into equal chunks of at most 8 KiB
   uint32_t dedicated_chunk_bytes = 16;
   uint64_t push_interval_ns = 0;  // between two remote chunks of one warp; 0: not paced
   uint64_t push_interval_beside_pulls_ns = 0;  // see RowExchange

@@ -72,7 +72,8 @@ TEST(ForwardConfigTest, TheSharedExpertReducesTokensOfOneRoute) {
   shape.shared_intermediate = 256;
   const ForwardConfig config = SelectForwardConfig(shape, {}, {}).value();
   EXPECT_EQ(config.fused_forward_reduce, 2);
-  EXPECT_NE(config.ToString().find("fused with 2 tiles of SharedDown"), std::string::npos);
+  EXPECT_NE(config.ToString().find("fused with 2 tiles of SharedDown, 2 of SharedInputGrad"),
+            std::string::npos);
   shape.shared_intermediate = 0;
   EXPECT_EQ(SelectForwardConfig(shape, {}, {}).value().fused_forward_reduce, 0);
   EXPECT_EQ(SelectForwardConfig(Kimi(), {}, {}).value().fused_forward_reduce, 0);

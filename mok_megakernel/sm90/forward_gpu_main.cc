@@ -245,8 +245,6 @@ bool SetOption(const std::string& name, const std::string& value, DeviceLayerOpt
     options.token_reduce_tiles = small;
   } else if (name == "fused_reduce") {
     options.fused_forward_reduce = small;
-  } else if (name == "early_shared") {
-    options.early_shared_blocks = number;
   } else if (name == "chunk") {
     options.chunk_bytes = static_cast<uint32_t>(number);
   } else if (name == "interval") {

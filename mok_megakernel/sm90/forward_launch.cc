@@ -1,7 +1,5 @@
 #include "mok_megakernel/sm90/forward_launch.h"
 
-#include <algorithm>
-
 #include "mok_core/bits.h"
 
 namespace mok {
@@ -81,10 +79,6 @@ class ParamsBuilder {
     program.token_reduce_tiles = config_.token_reduce_tiles;
     program.fused_reduce_width = config_.fused_forward_reduce;
     program.token_blocks = CeilDiv<int64_t>(arguments_.tokens.num_tokens, kRowBlock);
-    if (config_.early_shared_blocks > 0) {
-      program.late_shared_blocks =
-          std::max<int64_t>(0, program.token_blocks - config_.early_shared_blocks);
-    }
     program.shared_intermediate_tiles =
         TilesOf(shape_.shared_intermediate, kernel_.tile_columns / 2);
     params_.shape.hidden = static_cast<int32_t>(shape_.hidden);

@@ -193,7 +193,6 @@ void ExpectSameBitsFused(const LayerSpec& spec, DeviceLayerOptions options,
   const LayerData data(spec);
   for (const int32_t width : {1, 2, 3}) {
     options.fused_forward_reduce = width;
-    options.early_shared_blocks = width - 1;
     for (const Interleaving& interleaving : kInterleavings) {
       EXPECT_EQ(RunForward(data, options, interleaving), expected)
           << label << ", width " << width << ", seed " << interleaving.seed;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mok_core/device/device.h"
+#include "mok_gemm/sm90/backward_task.h"
 #include "mok_gemm/sm90/gemm_task.h"
 #include "mok_megakernel/sm90/pass_params.h"
 #include "mok_schedule/program_view.h"
@@ -53,6 +54,14 @@ MOK_DEVICE void MoveRight(int32_t rest, GemmTask& task) {
   task.b_row[1] += step.row;
   task.b_halves = rest > Gemm::kHalfN ? 2 : 1;
   task.columns = rest < Gemm::kTileN ? rest : Gemm::kTileN;
+}
+
+// Likewise for a tile of the backward.
+template <class Gemm>
+MOK_DEVICE void MoveRight(int32_t rest, ProductTile& tile) {
+  tile.b_column += Gemm::kTileN;
+  tile.b_halves = rest > Gemm::kHalfN ? 2 : 1;
+  tile.columns = rest < Gemm::kTileN ? rest : Gemm::kTileN;
 }
 
 // Outputs of a SwiGLU tile.

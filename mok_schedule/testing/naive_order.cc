@@ -36,12 +36,9 @@ class NaiveOrder {
   std::vector<Task> Forward() {
     std::reverse(macrobatches_.begin(), macrobatches_.end());
     Add(TaskKind::kEntryBarrier);
-    const int late = static_cast<int>(shape_.token_blocks - shape_.late_shared_blocks);
-    AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles, 0, late);
+    AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles);
     AddLeadIn(0);
     for (size_t m = 0; m < macrobatches_.size(); ++m) ForwardMacrobatch(m);
-    AddTokenBlocks(TaskKind::kSharedGateUp, shape_.shared_intermediate_tiles, late,
-                   static_cast<int>(shape_.token_blocks));
     if (shape_.fused_reduce_width == 0) AddShared(TaskKind::kSharedDown);
     Add(TaskKind::kExitBarrier);
     AddReduction(TaskKind::kSharedDown);
@@ -133,11 +130,9 @@ class NaiveOrder {
   }
 
   void AddTokenBlocks(TaskKind kind, int tiles) {
-    AddTokenBlocks(kind, tiles, 0, static_cast<int>(shape_.token_blocks));
-  }
-  void AddTokenBlocks(TaskKind kind, int tiles, int begin, int end) {
     const int panel = static_cast<int>(shape_.ring.minibatch_blocks);
-    for (int first = begin; first < end; first += panel) {
+    const int end = static_cast<int>(shape_.token_blocks);
+    for (int first = 0; first < end; first += panel) {
       for (int tile = 0; tile < tiles; ++tile) {
         for (int block = first; block < std::min(first + panel, end); ++block) {
           Add(kind, block, tile);

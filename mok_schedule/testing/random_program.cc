@@ -49,8 +49,7 @@ std::string ProgramCase::Description() const {
              shape.token_blocks, ", shared tiles ", shape.shared_intermediate_tiles, " ",
              shape.shared_down_grad_tiles, ", kept ", shape.kept_macrobatches,
              shape.early_shared_weight_grads ? ", early" : "", ", fused ", shape.fused_reduce_width,
-             ", late ", shape.late_shared_blocks, ", window ", shape.d_x_window_blocks,
-             ", rows of experts");
+             ", window ", shape.d_x_window_blocks, ", rows of experts");
   for (const int32_t rows : table.expert_rows) text += StrCat(" ", rows);
   return text;
 }
@@ -95,8 +94,6 @@ ProgramCase RandomProgram(std::mt19937_64& random, Pass pass) {
     shape.shared_weight_grad_down_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.shared_weight_grad_gate_up_tiles = static_cast<int32_t>(Uniform(random, 1, 3));
     shape.fused_reduce_width = static_cast<int32_t>(std::max<int64_t>(0, Uniform(random, -2, 3)));
-    shape.late_shared_blocks =
-        std::max<int64_t>(0, Uniform(random, -shape.token_blocks, shape.token_blocks));
   }
   return result;
 }

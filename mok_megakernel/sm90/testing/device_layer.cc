@@ -82,7 +82,9 @@ void DeviceLayer::ChooseConfig(int index) {
   if (options_.fused_forward_reduce >= 0) {
     rank.config.fused_forward_reduce = options_.fused_forward_reduce;
   }
-  override_with(rank.config.early_shared_blocks, options_.early_shared_blocks);
+  if (options_.fused_backward_reduce >= 0) {
+    rank.config.fused_backward_reduce = options_.fused_backward_reduce;
+  }
   override_with(rank.config.output_panel_blocks, options_.output_panel_blocks);
   override_with(rank.config.gate_up_panel_blocks, options_.gate_up_panel_blocks);
   override_with(rank.config.d_x_window_blocks, options_.d_x_window_blocks);

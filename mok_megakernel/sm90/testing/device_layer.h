@@ -22,7 +22,7 @@ struct DeviceLayerOptions {
   int32_t exchange_tiles = 0;
   int32_t token_reduce_tiles = 0;
   int32_t fused_forward_reduce = -1;  // if >= 0
-  int64_t early_shared_blocks = 0;
+  int32_t fused_backward_reduce = -1;
   int32_t output_panel_blocks = 0;
   int32_t gate_up_panel_blocks = 0;
   int64_t d_x_window_blocks = 0;
