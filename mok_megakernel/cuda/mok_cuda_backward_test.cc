@@ -1,11 +1,13 @@
 // The backward through the CUDA C API in the emulator: against float64, bits over ranks and
 // settings.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "mok_core/device/runtime.h"
+#include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
 
@@ -160,6 +162,24 @@ TEST(MokCudaBackwardTest, NoTokens) {
     const LayerResult result = RunOnce(LayerData(spec), options);
     for (int64_t i = 0; i < result.d_gate.size(); ++i) ASSERT_EQ(result.d_gate.Get(i), 0) << i;
   }
+}
+
+TEST(MokCudaBackwardTest, AMissingRankIsNamed) {
+  const LayerData data(SmallLayer());
+  StartCase({1, 0.1});
+  emulator::Options emulation = emulator::CurrentOptions();
+  emulation.fast_forward = true;
+  emulator::Configure(emulation);
+  CudaRanksOptions options;
+  options.own_devices = true;
+  CudaRanks ranks(data, options);
+  ranks.QueueAll();
+  EXPECT_EQ(ranks.Backward(0), MOK_OK) << mok_last_error();
+  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  EXPECT_EQ(mok_cuda_check(ranks.workspace(0)), MOK_DEADLINE_EXCEEDED);
+  EXPECT_THAT(mok_last_error(),
+              ::testing::MatchesRegex("rank 0 waited 2... ms for rank 1 at the start of pass 2, a "
+                                      "backward; the last that it has started is pass 0"));
 }
 
 TEST(MokCudaBackwardTest, ArgumentsThatAreWrongAreNamed) {

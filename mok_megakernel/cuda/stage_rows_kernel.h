@@ -5,7 +5,6 @@
 #include "mok_core/device/device.h"
 #include "mok_core/device/wait.h"
 #include "mok_megakernel/cuda/stage_rows.h"
-#include "mok_schedule/task.h"
 
 namespace mok {
 
@@ -22,10 +21,10 @@ MOK_DEVICE void TellWish(const StageRowsParams& p, uint64_t epoch) {
 // A warp. Whether any rank needs the optional copy; no, if the wait for one is in vain.
 template <StageRowsBug kBug>
 MOK_DEVICE bool IsWished(const StageRowsParams& p, uint64_t epoch) {
+  constexpr int32_t kNoTask = -1;
   DeviceWait wait(p.wait, static_cast<int32_t>(PassRole::kMeeting));
   if (kBug != StageRowsBug::kNoStartWait &&
-      !AwaitRanks(p.meeting, Meeting::kStart, epoch, static_cast<int32_t>(TaskKind::kEntryBarrier),
-                  wait)) {
+      !AwaitRanks(p.meeting, Meeting::kStart, epoch, kNoTask, wait)) {
     return false;
   }
   return AnyRankWishes(p.meeting, epoch);

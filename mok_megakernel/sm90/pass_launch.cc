@@ -124,6 +124,12 @@ const char* PassRoleName(int32_t role) {
 
 Status CheckPassRecord(const DeviceWaitRecord& record) {
   if (record.state == 2 && record.role == static_cast<int32_t>(PassRole::kMeeting)) {
+    if (record.task_kind < 0) {  // kStart, which comes before all tasks
+      return DeadlineExceededError(
+          "rank ", record.rank, " waited ", record.waited_ns / 1000000, " ms for rank ",
+          record.task, " at the start of pass ", record.expected,
+          ", a backward; the last that it has started is ", "pass ", record.observed);
+    }
     const bool is_entry = record.task_kind == static_cast<int32_t>(TaskKind::kEntryBarrier);
     return DeadlineExceededError("rank ", record.rank, " waited ", record.waited_ns / 1000000,
                                  " ms for rank ", record.task, " at the ",
