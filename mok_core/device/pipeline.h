@@ -51,6 +51,14 @@ class Pipeline {
     }
   }
 
+  // Back to the stage before.
+  MOK_DEVICE void Retreat() {
+    if (--stage_ < 0) {
+      stage_ = kStages - 1;
+      phase_ ^= 1;
+    }
+  }
+
   // Producer: the stage is free.
   template <class Waiter>
   MOK_DEVICE void Acquire(const Waiter& wait) {
@@ -90,6 +98,8 @@ class Pipeline {
   MOK_DEVICE void Wait(const Waiter& wait) {
     wait.ForBarrier(&barriers_->full[stage_], phase_);
   }
+
+  MOK_DEVICE bool IsFull() const { return MbarrierTestWait(&barriers_->full[stage_], phase_); }
 
   // Consumer: this thread (and those it has synchronised with) has finished with the stage.
   MOK_DEVICE void Release() { ReleaseStage(stage_); }

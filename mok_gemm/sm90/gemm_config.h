@@ -41,6 +41,14 @@ enum class GemmBug : int {
   kQueueCountTooHigh,
   kEmptyCountTooHigh,
   kNoInitFence,
+  // Of outputs that leave through a stage (held_stage.h).
+  kFillsBeforeMultiply,     // while the other warpgroup still multiplies from the stage
+  kNoFenceBeforeHandOver,   // generic stores, then the tensor store's reads
+  kNoSyncBeforeHandOver,    // other lanes have not written their part
+  kStoresBeforeFilled,      // the producer does not wait for the consumers
+  kReloadsBeforeRead,       // the next load does not wait until the stores have read the stage
+  kLeavesStoresBehind,      // the producer ends without the last tile's stores
+  kPartialRowsStoredWhole,  // a warpgroup's, of which some belong to another expert
   kCount
 };
 
@@ -98,6 +106,14 @@ struct Sm90GemmConfig {
   static constexpr uint32_t kBBoxBytes = kHalfN * kTileK * 2;
   static constexpr uint32_t kABytes = kABoxBytes * kConsumerWarpgroups;
   static constexpr uint32_t kBBytes = 2 * kBBoxBytes;
+
+  // What of an output tile leaves through its last stage (held_stage.h), in boxes of kTileK columns
+  // by the rows of a warpgroup: the first one through A, others, as many as fit, through B.
+  static constexpr int kHeldInB = kBBytes / kABytes < kTileN / kTileK - 1
+                                      ? static_cast<int>(kBBytes / kABytes)
+                                      : kTileN / kTileK - 1;
+  static constexpr int kHeldBoxes = 1 + kHeldInB;
+  static constexpr int kHeldColumns = kHeldBoxes * kTileK;
 
   static_assert(kConsumerWarpgroups == 1 || kConsumerWarpgroups == 2);
   static_assert(kTileN == 64 || kTileN == 128 || kTileN == 192 || kTileN == 256);

@@ -54,9 +54,12 @@ MOK_DEVICE void LoadHalfB(unsigned char* shared, const TensorMap* map, uint64_t*
 
 // Producer, one thread: loads all K blocks of the tile. If other threads of the grid wrote A (or
 // B), the caller has acquired their signal and executed FenceProxyAsyncGlobal.
-template <class Config, class Waiter>
+//
+// before_block(k): what the thread has to do before it loads K block k.
+template <class Config, class Waiter, class BeforeBlock>
 MOK_DEVICE void ProducerLoadTile(const GemmTask& task_in_shared, GemmStages<Config>& stages,
-                                 GemmPipeline<Config>& pipeline, const Waiter& wait) {
+                                 GemmPipeline<Config>& pipeline, const Waiter& wait,
+                                 BeforeBlock before_block) {
   const GemmTask task = task_in_shared;
   const int warpgroups =
       (task.rows + Config::kWarpgroupM - 1) / Config::kWarpgroupM;  // that have valid rows
@@ -67,6 +70,7 @@ MOK_DEVICE void ProducerLoadTile(const GemmTask& task_in_shared, GemmStages<Conf
                                   : task.b_halves * Config::kBBoxBytes;
   constexpr int kSecond = Config::kBug == GemmBug::kSecondHalfFromFirst ? 0 : 1;
   for (int block = 0; block < task.k_blocks; ++block, pipeline.Advance()) {
+    before_block(block);
     if (Config::kBug != GemmBug::kSkipEmptyWait) pipeline.Acquire(wait);
     uint64_t* full = pipeline.ExpectBytes(bytes_of_a + bytes_of_b);
     const int k = block * Config::kTileK;
@@ -84,6 +88,12 @@ MOK_DEVICE void ProducerLoadTile(const GemmTask& task_in_shared, GemmStages<Conf
   }
 }
 
+template <class Config, class Waiter>
+MOK_DEVICE void ProducerLoadTile(const GemmTask& task, GemmStages<Config>& stages,
+                                 GemmPipeline<Config>& pipeline, const Waiter& wait) {
+  ProducerLoadTile<Config>(task, stages, pipeline, wait, [](int) {});
+}
+
 // One consumer warpgroup's part of a tile: 64 rows by kTileN columns. The accumulator fragment is
 // that of wgmma m64nNk16 (mok_core/ptx/wgmma.h).
 template <class Config>
@@ -99,17 +109,19 @@ class GemmConsumer {
         descriptor_b_(kDescriptor | DescriptorAddress(SharedAddress(stages.b[0]))) {}
 
   // All threads of the warpgroup. False: the warpgroup has no valid rows in this tile; it has
-  // freed the stages without multiplying, and the accumulator is undefined.
-  template <class Waiter>
+  // freed the stages without multiplying, and the accumulator is undefined. kKeepsLast: true leaves
+  // the last stage to the caller, who has to release it.
+  template <bool kKeepsLast = false, class Waiter>
   MOK_DEVICE bool MainLoop(const GemmTask& task, const Waiter& wait, Accumulator& accumulator) {
     if (task.rows <= warpgroup_ * Config::kWarpgroupM) {
       if (Config::kBug != GemmBug::kIdleWarpgroupSkips) SkipStages(task.k_blocks, wait);
       return false;
     }
     if (task.b_halves == 1 && Config::kBug != GemmBug::kNarrowTileMultipliesAll) {
-      Accumulate<Config::kHalfN, KMajorOperands>(task.k_blocks, wait, FirstHalf(accumulator));
+      Accumulate<Config::kHalfN, KMajorOperands, kKeepsLast>(task.k_blocks, wait,
+                                                             FirstHalf(accumulator));
     } else {
-      Accumulate<Config::kTileN, KMajorOperands>(task.k_blocks, wait, accumulator);
+      Accumulate<Config::kTileN, KMajorOperands, kKeepsLast>(task.k_blocks, wait, accumulator);
     }
     return true;
   }
@@ -152,7 +164,7 @@ class GemmConsumer {
   }
 
   // The products of all K blocks (at least one), for the first kN columns of the tile.
-  template <int kN, class Operands, class Waiter, class Start = FromZero>
+  template <int kN, class Operands, bool kKeepsLast = false, class Waiter, class Start = FromZero>
   MOK_DEVICE void Accumulate(int k_blocks, const Waiter& wait, float (&accumulator)[kN / 2],
                              const Start& start = {}) {
     int previous = 0;
@@ -170,7 +182,7 @@ class GemmConsumer {
       previous = stage;
     }
     if (Config::kBug != GemmBug::kEpilogueBeforeWait) WgmmaWaitGroup<0>(accumulator);
-    if (Config::kBug != GemmBug::kReleaseTooEarly &&
+    if (!kKeepsLast && Config::kBug != GemmBug::kReleaseTooEarly &&
         Config::kBug != GemmBug::kNoReleaseOfLastStage) {
       Release(previous);
     }

@@ -79,6 +79,11 @@ StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& prob
   params.operands.k_blocks = static_cast<int32_t>(CeilDiv(problem.k, int64_t{kTileK}));
   params.outputs = {problem.out, problem.gate, problem.up, problem.out_stride,
                     problem.swiglu_limit};
+  if (!swiglu) {
+    MOK_ASSIGN_OR_RETURN(const auto c_spec, ActivationMapSpec(problem.out, problem.rows,
+                                                              problem.width, problem.out_stride));
+    MOK_ASSIGN_OR_RETURN(params.c, runtime::EncodeTensorMap(c_spec));
+  }
   params.max_panel_blocks = TileRaster::kDefaultPanelBlocks;
   return params;
 }

@@ -9,6 +9,8 @@
 #include "mok_gemm/sm90/epilogue.h"
 #include "mok_gemm/sm90/gemm_worker.h"
 #include "mok_gemm/sm90/grouped_gemm_params.h"
+#include "mok_gemm/sm90/held_epilogue.h"
+#include "mok_gemm/sm90/held_stage.h"
 #include "mok_gemm/sm90/task_queue.h"
 #include "mok_gemm/sm90/tile_raster.h"
 
@@ -18,6 +20,7 @@ constexpr int kQueueDepth = 2;
 
 struct Task {
   GemmTask gemm;
+  HeldTile c;    // kStore
   int64_t tile;  // -1: end of work
 };
 
@@ -70,6 +73,7 @@ MOK_DEVICE Task MakeTask(const GroupedGemmParams& p, int64_t tile, const TilePla
   task.gemm.out = p.outputs.out + offset;
   task.gemm.gate = kIsSwiGlu ? p.outputs.gate + offset : nullptr;
   task.gemm.up = kIsSwiGlu ? p.outputs.up + offset : nullptr;
+  task.c = {&p.c, row, column};
   return task;
 }
 
@@ -101,7 +105,7 @@ MOK_DEVICE void SchedulerRole(const GroupedGemmParams& p, SharedStorage<Config>&
   queue.Push(end, wait);
 }
 
-template <class Config>
+template <class Config, GemmEpilogue kEpilogue>
 MOK_DEVICE void ProducerRole(const GroupedGemmParams& p, SharedStorage<Config>& s) {
   DeviceWait wait = WaitOf<Config>(p, GroupedGemmRole::kProducer);
   PrefetchTensorMap(&p.operands.a);
@@ -109,30 +113,40 @@ MOK_DEVICE void ProducerRole(const GroupedGemmParams& p, SharedStorage<Config>& 
   PrefetchTensorMap(&p.operands.b[1]);
   TaskQueue<Task, kQueueDepth> queue(s.queue);
   GemmPipeline<Config> pipeline(s.barriers);
-  for (;; queue.Pop()) {
+  HeldStores<Config, TaskQueue<Task, kQueueDepth>> stores(s.stages, pipeline, queue);
+  for (;;) {
+    stores.AwaitNext(wait);
     const Task& task = queue.Front(wait);
     if (task.tile < 0) break;
     wait.SetTask(0, task.tile);
-    ProducerLoadTile<Config>(task.gemm, s.stages, pipeline, wait);
+    ProducerLoadTile<Config>(task.gemm, s.stages, pipeline, wait,
+                             [&](int block) { stores.BeforeBlock(block, wait); });
+    if (kEpilogue == GemmEpilogue::kStore) {
+      stores.Loaded(task.gemm, task.c, pipeline, wait);
+    } else {
+      queue.Pop();
+    }
   }
+  if (Config::kBug != GemmBug::kLeavesStoresBehind) stores.Store(wait);
 }
 
 template <class Config, GemmEpilogue kEpilogue>
 MOK_DEVICE void ConsumerRole(const GroupedGemmParams& p, SharedStorage<Config>& s) {
   DeviceWait wait = WaitOf<Config>(p, GroupedGemmRole::kConsumer);
   TaskQueue<Task, kQueueDepth> queue(s.queue);
-  GemmConsumer<Config> consumer(s.stages, s.barriers);
+  HeldConsumer<Config> consumer(s.stages, s.barriers);
+  constexpr bool kHolds = kEpilogue == GemmEpilogue::kStore;
   for (;;) {
     const Task& task = queue.Front(wait);
     if (task.tile < 0) break;
     wait.SetTask(0, task.tile);
     if (Config::kBug == GemmBug::kTaskReleasedBeforeRead) queue.Pop();
     typename GemmConsumer<Config>::Accumulator accumulator;
-    if (consumer.MainLoop(task.gemm, wait, accumulator)) {
-      if constexpr (kEpilogue == GemmEpilogue::kSwiGlu) {
-        EpilogueSwiGlu<Config>(task.gemm, accumulator);
+    if (consumer.template MainLoop<kHolds>(task.gemm, wait, accumulator)) {
+      if constexpr (kHolds) {
+        EpilogueStoreThroughStage<Config>(task.gemm, accumulator, consumer);
       } else {
-        EpilogueStore<Config>(task.gemm, accumulator);
+        EpilogueSwiGlu<Config>(task.gemm, accumulator);
       }
     }
     if (Config::kBug != GemmBug::kTaskReleasedBeforeRead) queue.Pop();
@@ -158,7 +172,7 @@ GroupedGemm(MOK_GRID_CONSTANT(GroupedGemmParams) p) {
   } else {
     DecreaseRegisters<kSm90ProducerRegisters>();
     if (ThreadIndex().x % 32 != 0) return;
-    if (warp == Config::kConsumerWarps) ProducerRole<Config>(p, s);
+    if (warp == Config::kConsumerWarps) ProducerRole<Config, kEpilogue>(p, s);
     if (warp == Config::kConsumerWarps + 1) SchedulerRole<Config, kEpilogue>(p, s);
   }
 }

@@ -36,6 +36,7 @@ struct GroupedGemmParams {
     int64_t stride;  // elements, of all of them
     float swiglu_limit;
   } outputs;
+  TensorMap c;               // kStore: of outputs.out, for tensor stores
   int32_t max_panel_blocks;  // see TileRaster
   DeviceWaitParams wait;     // roles: GroupedGemmRole; task: the tile index
 };

@@ -1,5 +1,6 @@
 #include "mok_gemm/sm90/grouped_gemm_test_kernels.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "mok_gemm/sm90/grouped_gemm_kernel.h"
@@ -39,7 +40,12 @@ GemmVariant Buggy() {
   // Natural order, whose tails are the hardest; SwiGLU only where its second map matters.
   constexpr GemmEpilogue kEpilogue =
       kPlanted == GemmBug::kSecondHalfFromFirst ? GemmEpilogue::kSwiGlu : GemmEpilogue::kStore;
-  return Variant<WithBug<SmallConfig<ColumnOrder::kNatural>, kPlanted>, kEpilogue>("buggy");
+  // A tile of one box has it in A, where a warp overwrites its own rows only.
+  constexpr bool kNeedsB = kPlanted == GemmBug::kFillsBeforeMultiply;
+  constexpr auto kNatural = ColumnOrder::kNatural;
+  using Base =
+      std::conditional_t<kNeedsB, Sm90GemmConfig<128, 3, 2, kNatural>, SmallConfig<kNatural>>;
+  return Variant<WithBug<Base, kPlanted>, kEpilogue>("buggy");
 }
 
 template <int... kBugs>

@@ -63,6 +63,9 @@ class TaskQueue {
     return storage_->tasks[pipeline_.stage()];
   }
 
+  // Reader: Front would not wait.
+  MOK_DEVICE bool IsReady() const { return pipeline_.IsFull(); }
+
   // Reader, every thread for itself: an arrival of one lane for its warp would do, too, but
   // compute-sanitizer's racecheck does not follow an order that goes through bar.warp.sync and then
   // an mbarrier.
@@ -70,6 +73,14 @@ class TaskQueue {
     pipeline_.Release();
     pipeline_.Advance();
   }
+
+  // Reader, instead of Pop: goes on to the next task and, later, pops the one that it has left.
+  MOK_DEVICE int Leave() {
+    const int place = pipeline_.stage();
+    pipeline_.Advance();
+    return place;
+  }
+  MOK_DEVICE void PopLeft(int place) { pipeline_.ReleaseStage(place); }
 
  private:
   Storage* storage_;

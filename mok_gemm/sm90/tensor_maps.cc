@@ -17,7 +17,7 @@ Status CheckExtent(const char* name, int64_t value, int64_t multiple) {
 
 TensorMapSpec Bf16Map(const BFloat16* base) {
   TensorMapSpec spec{};
-  spec.base = const_cast<BFloat16*>(base);  // loads only
+  spec.base = const_cast<BFloat16*>(base);  // a map does not write
   spec.element_bytes = ElementBytes(DType::kBf16);
   spec.swizzle = Swizzle::k128;
   return spec;

@@ -11,7 +11,8 @@
 namespace mok {
 
 // A: bf16 [rows, k] with row_stride elements from row to row (a multiple of 8). One load moves 64
-// rows by 64 columns. Errors name the field: k not a multiple of 8, rows < 1, ...
+// rows by 64 columns. Also C, with its width as k, for tensor stores (held_stage.h). Errors name
+// the field: k not a multiple of 8, rows < 1, ...
 StatusOr<runtime::TensorMapSpec> ActivationMapSpec(const BFloat16* base, int64_t rows, int64_t k,
                                                    int64_t row_stride);
 
