@@ -131,6 +131,7 @@ class HeldStores {
     // Consumers have stored rows of warpgroups that are not valid as a whole.
     constexpr bool kRoundsUp = Config::kBug == GemmBug::kPartialRowsStoredWhole;
     const int rows = rows_ + (kRoundsUp ? Config::kWarpgroupM - 1 : 0);
+    MOK_NO_UNROLL
     for (int i = 0; i < rows / Config::kWarpgroupM; ++i) {
       MOK_UNROLL
       for (int box = 0; box < Config::kHeldBoxes; ++box) {
