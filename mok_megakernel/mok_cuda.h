@@ -174,8 +174,8 @@ MOK_API int32_t mok_cuda_forward(MokCudaWorkspace* workspace, const MokCudaLayer
 typedef struct MokCudaBackwardArgs {
   int64_t struct_size;
   MokLayer layer;     /* as given to the forward */
-  MokContext context; /* as left by the forward; overwritten where the ring does not hold all rows,
-                         or with kept_macrobatches = 0 */
+  MokContext context; /* as left by the forward; overwritten: another backward of the same forward
+                         needs kept_macrobatches = 0 */
   const void* topk_idx;
   int32_t topk_idx_bytes;
   int32_t part; /* MokCudaPart, as in a forward */
@@ -185,7 +185,7 @@ typedef struct MokCudaBackwardArgs {
   const void* d_out;         /* [T, H] */
   int32_t kept_macrobatches; /* see MokBackwardArgs */
   int32_t reserved;          /* 0 */
-  void* d_x;                 /* [T, H], written */
+  void* d_x;                 /* [T, H], written; overlaps no input */
   float* d_topk_weight;      /* fp32 [T, K], written; 0 where there is no route */
   float* d_shared_scale;     /* fp32 [T], written; null exactly when shared_scale is null */
   MokWeightGrads d_routed;   /* see MokBackwardArgs */

@@ -236,12 +236,13 @@ def run_backward(
         passes.check_schedule(schedule, layer)
         ring = Ring(*map(dense, ring))
         passes.check_ring(_RING_NAMES, ring, layer, plan.ring_rows)
-        tokens = tokens_in_plan(owner, layer.num_tokens)
-        capacity = capacity_rows(tokens, owner.topk, layer.num_local_experts)
-        if passes.may_overwrite_ring(schedule, plan, capacity):
+        if passes.overwrites_ring(schedule):
             # Rows that autograd holds. (On GPUs only where a compiler calls the operator: moe_cuda
-            # needs no copy.)
-            ring = ring._replace(x=ring.x.clone(), gate=ring.gate.clone(), up=ring.up.clone())
+            # needs no copy.) Those of x stay as they are where the ring certainly holds all.
+            tokens = tokens_in_plan(owner, layer.num_tokens)
+            holds_all = plan.ring_rows >= capacity_rows(tokens, owner.topk, layer.num_local_experts)
+            x_rows = ring.x if holds_all else ring.x.clone()
+            ring = Ring(x_rows, *(rows.clone() for rows in ring[1:]))
         grads = new_grads(layer)
     call = LayerCall(owner, plan, schedule, layer, ring, limit)
     passes.run_backward(call, d_tokens, 1, grads)

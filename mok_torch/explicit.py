@@ -26,7 +26,7 @@ from mok_torch.config import MoKConfig
 from mok_torch.cuda_passes import CudaSchedule, PassCall
 from mok_torch.main_grads import MainGrads, check_main_grads
 from mok_torch.passes import LayerCall, LayerGrads, WeightGrads
-from mok_torch.plan import Plan, capacity_rows, make_plan, tokens_in_plan
+from mok_torch.plan import Plan, make_plan, tokens_in_plan
 from mok_torch.ring import DeviceRing, Ring, RingLayout
 from mok_torch.scalars import as_integer
 from mok_torch.workspace import Workspace, require_workspace
@@ -46,11 +46,10 @@ class Schedule:
         waits for the schedule kernel.
     """
 
-    def __init__(self, engine, plan: Plan, workspace: Workspace, capacity_rows: int):
+    def __init__(self, engine, plan: Plan, workspace: Workspace):
         self.engine = engine
         self.plan = plan
         self.place = _place(workspace)
-        self.capacity_rows = capacity_rows
 
     @functools.cached_property
     def info(self):
@@ -59,7 +58,7 @@ class Schedule:
     @functools.cached_property
     def key(self) -> tuple:
         """All that the checks of a pass look at; of a GPU's schedule."""
-        return self.plan, self.place, self.capacity_rows, self.engine.sizes
+        return self.plan, self.place, self.engine.sizes
 
     def tokens_per_expert(self) -> Tensor:
         """int64 [El]: routes of all ranks that lead to each expert of this rank.
@@ -114,9 +113,9 @@ def build_schedule(
     settings = ("schedule", config, exactly(num_local_experts), exactly(num_experts))
     place, known = explicit_cuda.find(workspace, settings, (top_experts,))
     if known is not None:
-        plan, capacity, call = known
+        plan, call = known
         built = explicit_cuda.build_schedule(place, call, top_experts)
-        return Schedule(built, plan, workspace, capacity)
+        return Schedule(built, plan, workspace)
     with workspace.reporting_errors(_C.OP_SCHEDULE):
         config = _check_config(config)
         num_experts = check_num_experts(num_experts)
@@ -136,16 +135,15 @@ def build_schedule(
             device_type=workspace.device.type,
         )
     experts = (num_local_experts, num_experts or 0)
-    capacity = capacity_rows(tokens, workspace.topk, num_local_experts)
     if place is not None:
         engine, call = cuda_passes.build_schedule(workspace, plan, routes, *experts)
         # Where num_experts is left open, several ranks have to meet every time.
         if ep_size == 1 or num_experts is not None:
             if call.sizes.max_tokens == place.engine.max_tokens:
-                place.accept((plan, capacity, call))
+                place.accept((plan, call))
     else:
         engine = passes.build_schedule(workspace, plan, routes, *experts)
-    return Schedule(engine, plan, workspace, capacity)
+    return Schedule(engine, plan, workspace)
 
 
 def forward(
@@ -348,7 +346,7 @@ def _fits(context: ForwardContext, call: PassCall) -> bool:
 def _consume(context: ForwardContext, schedule: Schedule) -> int:
     """The context's kept_macrobatches for the backward that comes now."""
     kept = context.kept_macrobatches
-    if passes.may_overwrite_ring(schedule.engine, schedule.plan, schedule.capacity_rows):
+    if passes.overwrites_ring(schedule.engine):
         context.kept_macrobatches = 0  # the pass overwrites the ring, even one that fails
     return kept
 

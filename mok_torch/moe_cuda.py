@@ -24,7 +24,7 @@ from mok_torch.cuda_passes import CudaSchedule, PassCall, ScheduleCall
 from mok_torch.groups import SingleRank
 from mok_torch.main_grads import main_grads_of, tell_trainer
 from mok_torch.passes import LayerGrads, WeightGrads
-from mok_torch.plan import Plan, capacity_rows, tokens_in_plan
+from mok_torch.plan import Plan
 from mok_torch.ring import DeviceRing
 from mok_torch.workspace import Workspace
 
@@ -35,14 +35,12 @@ class MoeCall(NamedTuple):
     """What calls of equal shapes have in common.
 
     Attributes:
-      may_overwrite: the backward may overwrite the ring.
       fuses: the backward adds the weights' gradients to their main_grad.
     """
 
     schedule: ScheduleCall
     forward: PassCall
     plan: Plan
-    may_overwrite: bool
     fuses: bool
 
 
@@ -128,9 +126,7 @@ def check(
         # Nothing but a launch is left to fail between the schedule and its forward.
         scratch_bytes = max(schedule.scratch_bytes, forward.scratch_bytes)
         schedule = schedule._replace(scratch_bytes=scratch_bytes)
-        tokens = tokens_in_plan(owner, layer.num_tokens)
-        capacity = capacity_rows(tokens, owner.topk, layer.num_local_experts)
-        call = MoeCall(schedule, forward, plan, plan.ring_rows < capacity, fuses)
+        call = MoeCall(schedule, forward, plan, fuses)
         if owner.ep_size == 1 or plan.num_experts:  # else the ranks have to meet every time
             engine.accepted.add(key, call)
     return Run(owner, engine, call, passes.addresses(layer.tensors()), routes), layer
@@ -194,9 +190,7 @@ class _Moe(torch.autograd.Function):
         run, needed = ctx.run, ctx.needs_input_grad[2:]
         try:
             saved = ctx.saved_tensors  # hooks may run, and fail
-            kept = ctx.kept_macrobatches
-            if run.call.may_overwrite:
-                ctx.kept_macrobatches = 0
+            kept, ctx.kept_macrobatches = ctx.kept_macrobatches, 0  # the pass overwrites the ring
             with torch.no_grad():
                 gradients = _backward(run, d_out, saved, needed, kept, ctx.weights)
         except Exception as error:

@@ -244,14 +244,14 @@ def new_gradient(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return recycled_empty(tuple(weight.shape), dtype)
 
 
-def may_overwrite_ring(schedule, plan: Plan, capacity: int) -> bool:
-    """Whether a backward may overwrite what the forward left in the ring.
+def overwrites_ring(schedule) -> bool:
+    """Whether a backward overwrites what the forward left in the ring.
 
-    It does where there are several macrobatches. On a GPU only the kernels know: there it may
-    unless the ring holds the rows of the worst case.
+    On a GPU it does; of x only where there are several macrobatches. On a CPU it does where there
+    are.
     """
     if isinstance(schedule, cuda_passes.CudaSchedule):
-        return plan.ring_rows < capacity
+        return True
     return schedule.info().num_macrobatches > 1
 
 

@@ -8,6 +8,13 @@
       weights           of the local experts 3 H I each, of the shared expert 3 H Is
       weight gradients  as many, in the weights' dtype
 
+    needed with rows = needed + the rows that a backward has beside a forward's, as part of the ring
+      in the ring       d_out [ring rows, H], the router weight times h [ring rows, I]; of the
+                        shared expert the latter [T, Is]. (The gradients of gate and up replace
+                        these.) Weight gradients read all rows of an expert: none can go before.
+      on their way      d_x of each route [T K, H], on the rank of the token: they are summed in a
+                        fixed order once all have come
+
     measured = inputs + weights + what the layer holds between steps (symmetric memory, counters)
                + the peak of what it allocates from PyTorch during a step
 
@@ -36,10 +43,15 @@ class Memory:
 
     measured: int
     needed: int
+    backward_rows: int  # what "needed with rows" counts beside them
 
     @property
     def over_needed(self) -> float:
         return self.measured / self.needed
+
+    @property
+    def over_needed_with_rows(self) -> float:
+        return self.measured / (self.needed + self.backward_rows)
 
 
 def needed_bytes(case: Case, ranks: int, element_bytes: int) -> int:
@@ -48,10 +60,21 @@ def needed_bytes(case: Case, ranks: int, element_bytes: int) -> int:
     routes = case.tokens * case.topk
     inputs = 2 * tokens * element_bytes + routes * (_ID_BYTES + _FP32_BYTES)
     outputs = 2 * tokens * element_bytes + routes * _FP32_BYTES
-    rows = ring_rows(MoKConfig(), ranks, ranks * case.tokens, case.topk, case.local_experts)
-    ring = rows * (case.hidden + 2 * case.intermediate) + 2 * case.tokens * case.shared
+    ring = _rows_of_ring(case, ranks) * (case.hidden + 2 * case.intermediate)
+    ring += 2 * case.tokens * case.shared
     weights = 3 * case.hidden * (case.local_experts * case.intermediate + case.shared)
     return inputs + outputs + (ring + 2 * weights) * element_bytes
+
+
+def backward_rows_bytes(case: Case, ranks: int, element_bytes: int) -> int:
+    """The rows of "needed with rows", of one rank."""
+    ring = _rows_of_ring(case, ranks) * (case.hidden + case.intermediate)
+    routes = case.tokens * case.topk * case.hidden
+    return (ring + case.tokens * case.shared + routes) * element_bytes
+
+
+def _rows_of_ring(case: Case, ranks: int) -> int:
+    return ring_rows(MoKConfig(), ranks, ranks * case.tokens, case.topk, case.local_experts)
 
 
 def given_bytes(problem: Problem) -> int:
@@ -98,12 +121,13 @@ def measure_memory(layers: list[Layer], forward_only: set[str], problem: Problem
     """Memory by layer name, of those with a backward; none on a CPU. Collective."""
     if not problem.x.is_cuda:
         return {}
-    needed = needed_bytes(problem.case, problem.ranks, problem.x.element_size())
+    sizes = (problem.case, problem.ranks, problem.x.element_size())
+    needed, rows = needed_bytes(*sizes), backward_rows_bytes(*sizes)
     memory, found = DeviceMemory(problem.x.device), {}
     for layer in layers:
         if layer.name in forward_only:
             continue
         most = torch.tensor(step_bytes(layer, problem, memory), device=problem.x.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        found[layer.name] = Memory(int(most), needed)
+        found[layer.name] = Memory(int(most), needed, rows)
     return found

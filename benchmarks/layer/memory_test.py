@@ -8,6 +8,7 @@ import torch
 from benchmarks.layer.cases import Load, make_case
 from benchmarks.layer.memory import (
     Memory,
+    backward_rows_bytes,
     given_bytes,
     measure_memory,
     needed_bytes,
@@ -62,10 +63,18 @@ def test_needed_bytes_cover_what_is_there_before_the_step():
     assert needed_bytes(CASE, 2, 2) == given_bytes(problem) + outputs_and_ring + gradients
 
 
+def test_rows_of_a_backward_by_hand():
+    # In the ring 64 + 32 elements a row, w * h of 100 tokens, and 300 routes of 64.
+    assert backward_rows_bytes(CASE, 2, 2) == 2 * (7 * 128 * 96 + 100 * 32 + 300 * 64)
+    assert backward_rows_bytes(CASE, 1, 4) == 4 * (6 * 128 * 96 + 100 * 32 + 300 * 64)
+
+
 def test_needed_bytes_of_a_model():
     # Dominated by 6 experts' weights and gradients, 1.1 GB, and by a ring of 21,248 rows, 0.5 GB.
     kimi = make_case("kimi", "model")
     assert needed_bytes(kimi, 2, 2) == pytest.approx(1.85e9, rel=0.01)
+    # d_out in the ring 0.3 GB, w * h 0.1, rows on their way 0.24.
+    assert backward_rows_bytes(kimi, 2, 2) == pytest.approx(0.64e9, rel=0.01)
 
 
 class FakeMemory:
@@ -120,4 +129,5 @@ def test_no_measurement_without_a_gpu():
 
 
 def test_ratio():
-    assert Memory(measured=210, needed=200).over_needed == 1.05
+    memory = Memory(measured=210, needed=150, backward_rows=50)
+    assert (memory.over_needed, memory.over_needed_with_rows) == (1.4, 1.05)

@@ -66,7 +66,11 @@ class CaseResult:
         memory = self.memory.get(name)
         if memory is None:
             return {}
-        return {"step_bytes": memory.measured, "needed_bytes": memory.needed}
+        return {
+            "step_bytes": memory.measured,
+            "needed_bytes": memory.needed,
+            "backward_rows_bytes": memory.backward_rows,
+        }
 
 
 def _number(value: float | None, pattern: str) -> str:
@@ -93,7 +97,8 @@ def _rows(result: CaseResult):
                 cells += [_number(times.planned_forward, ".3f"), _number(times.host, ".3f")]
         memory = result.memory.get(name)
         cells.append("-" if memory is None else f"{memory.measured * 1e-9:.2f}")
-        cells.append("-" if memory is None else f"{memory.over_needed:.2f}")
+        for ratio in ("over_needed", "over_needed_with_rows"):
+            cells.append("-" if memory is None else f"{getattr(memory, ratio):.2f}")
         yield cells
 
 
@@ -117,6 +122,7 @@ def print_result(result: CaseResult, console: rich.console.Console) -> None:
         *both,
         "step GB",
         "x needed",
+        "x with rows",
     ):
         table.add_column(column, justify="right")
     for cells in _rows(result):

@@ -21,7 +21,7 @@ def result() -> CaseResult:
         "other": Times(4.0, 5, 1, 8),
     }
     link_bytes = {"MoK": 2e8, "peer": 1e8, "other": 2e8}
-    memory = {"peer": Memory(3 * 10**9, 2 * 10**9)}
+    memory = {"peer": Memory(3 * 10**9, 2 * 10**9, 5 * 10**8)}
     return CaseResult(case, Load(16384, 2.3e8), Rates(786, 678), times, link_bytes, memory)
 
 
@@ -44,9 +44,9 @@ def test_table_shows_ratios(result):
     (line,) = (line for line in text.getvalue().splitlines() if line.startswith(" MoK"))
     cells = line.split()
     assert cells[1:8] == ["2.000", "812", "100", "0.97", "1.50", "2.100", "0.100"]
-    assert cells[8:] == ["-"] * 7
+    assert cells[8:] == ["-"] * 8
     (line,) = (line for line in text.getvalue().splitlines() if line.startswith(" peer"))
-    assert line.split()[-2:] == ["3.00", "1.50"]
+    assert line.split()[-3:] == ["3.00", "1.50", "1.20"]
 
 
 def test_json_and_plot(result, tmp_path):
@@ -54,6 +54,7 @@ def test_json_and_plot(result, tmp_path):
     (case,) = json.loads((tmp_path / "layer.json").read_text())["cases"]
     assert case["layers"]["peer"]["planned_forward"] == 4.0
     assert case["layers"]["peer"]["step_bytes"] == 3 * 10**9
+    assert case["layers"]["peer"]["backward_rows_bytes"] == 5 * 10**8
     assert "step_bytes" not in case["layers"]["MoK"]
     assert case["forward_floor_ms"] == result.floor_ms(True)
     write_plot(str(tmp_path / "layer.png"), [result])

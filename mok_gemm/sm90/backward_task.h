@@ -104,8 +104,9 @@ struct DownGradMatrices {
   const float* router_weight;  // [rows], or one with step 0
   int32_t router_weight_step;
   float swiglu_limit;
-  BFloat16 *d_gate, *d_up, *weighted_h;  // [rows, I], contiguous
-  float* router_partial;                 // [rows, ceil(I / kTileN)]
+  // [rows, I], contiguous; d_gate and d_up may be gate and up: a tile reads what it overwrites.
+  BFloat16 *d_gate, *d_up, *weighted_h;
+  float* router_partial;  // [rows, ceil(I / kTileN)]
 };
 
 struct InputGradMatrices {

@@ -24,6 +24,10 @@ Status EncodeContracted(const WeightMatrix& matrix, TensorMap& map) {
   return OkStatus();
 }
 
+BFloat16* GivenOr(BFloat16* given, BFloat16* otherwise) {
+  return given != nullptr ? given : otherwise;
+}
+
 // What the GEMMs of the routed or of the shared expert work on.
 struct ExpertOperands {
   int64_t experts, rows, intermediate;
@@ -167,7 +171,7 @@ class ParamsBuilder {
     to.expert_ids = from.expert_ids;
     to.routes = arguments_.peers.routes_of_rank[rank];
     to.d_router = arguments_.peers.d_router_of_rank[rank];
-    to.shared_d_x = arguments_.scratch.shared_d_x;
+    to.shared_d_x = from.d_x;  // each lane reads what it overwrites
     to.d_scale_partial = arguments_.scratch.d_scale_partial;
     to.d_x = from.d_x;
     to.d_topk_weight = from.d_topk_weight;
@@ -193,8 +197,8 @@ class ParamsBuilder {
             weights.down,
             context.ring_gate,
             context.ring_up,
-            scratch.d_gate,
-            scratch.d_up,
+            GivenOr(arguments_.d_gate_up.gate, context.ring_gate),
+            GivenOr(arguments_.d_gate_up.up, context.ring_up),
             scratch.weighted_h,
             scratch.d_x,
             scratch.router_weight,
@@ -211,6 +215,7 @@ class ParamsBuilder {
     const BackwardScratch& scratch = arguments_.scratch;
     const ForwardArguments::Weights& weights = arguments_.weights;
     const BackwardArguments::Tokens& tokens = arguments_.tokens;
+    const ForwardArguments::Context& context = arguments_.context;
     return {1,
             tokens.num_tokens,
             shape_.shared_intermediate,
@@ -220,12 +225,12 @@ class ParamsBuilder {
             weights.shared_gate,
             weights.shared_up,
             weights.shared_down,
-            arguments_.context.shared_gate,
-            arguments_.context.shared_up,
-            scratch.shared_d_gate,
-            scratch.shared_d_up,
+            context.shared_gate,
+            context.shared_up,
+            GivenOr(arguments_.d_gate_up.shared_gate, context.shared_gate),
+            GivenOr(arguments_.d_gate_up.shared_up, context.shared_up),
             scratch.shared_weighted_h,
-            scratch.shared_d_x,
+            tokens.d_x,
             tokens.shared_scale,
             tokens.shared_scale != nullptr ? 1 : 0,
             scratch.d_scale_partial,
@@ -367,8 +372,6 @@ BackwardScratchLayout::BackwardScratchLayout(const ForwardLayerShape& shape,
   plan_.Place(static_cast<int64_t>(memory_.bytes()));
   const auto place = [&](Part part, int64_t bytes) { begin_[part] = plan_.Place(bytes); };
   place(kDOut, ring * h * kElement);
-  place(kDGate, ring * i * kElement);
-  place(kDUp, ring * i * kElement);
   place(kWeightedH, ring * i * kElement);
   place(kDX, config.d_x_rows() * h * kElement);
   place(kRouterWeight, ring * kFloat);
@@ -376,10 +379,7 @@ BackwardScratchLayout::BackwardScratchLayout(const ForwardLayerShape& shape,
   place(kCarryGate, GradTiles(i, h, columns) * carry_tile);
   place(kCarryUp, GradTiles(i, h, columns) * carry_tile);
   place(kCarryDown, GradTiles(h, i, columns) * carry_tile);
-  place(kSharedDGate, tokens * shared * kElement);
-  place(kSharedDUp, tokens * shared * kElement);
   place(kSharedWeightedH, tokens * shared * kElement);
-  place(kSharedDX, tokens * h * kElement);
   place(kDScalePartial, tokens * TilesOf(shared, columns) * kFloat);
 }
 
@@ -389,13 +389,11 @@ BackwardScratch BackwardScratchLayout::At(void* base) const {
   const auto floats = [&](Part part) { return reinterpret_cast<float*>(at(part)); };
   const auto carry = [&](Part part) { return carries_ ? floats(part) : nullptr; };
   return {memory_.At(base),      rows(kDOut),
-          rows(kDGate),          rows(kDUp),
           rows(kWeightedH),      rows(kDX),
           floats(kRouterWeight), floats(kDRouterPartial),
           carry(kCarryGate),     carry(kCarryUp),
-          carry(kCarryDown),     rows(kSharedDGate),
-          rows(kSharedDUp),      rows(kSharedWeightedH),
-          rows(kSharedDX),       floats(kDScalePartial)};
+          carry(kCarryDown),     rows(kSharedWeightedH),
+          floats(kDScalePartial)};
 }
 
 StatusOr<BackwardParams> MakeBackwardParams(const ForwardLayerShape& shape,

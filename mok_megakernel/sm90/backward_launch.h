@@ -20,8 +20,6 @@ namespace mok {
 // and flags, or each have its own; the rest may be the same memory as the forward's scratch.
 struct BackwardScratch : PassMemory {
   BFloat16* d_out;          // [ring, H]
-  BFloat16* d_gate;         // [ring, I]
-  BFloat16* d_up;           // [ring, I]
   BFloat16* weighted_h;     // [ring, I]
   BFloat16* d_x;            // [config.d_x_rows(), H]
   float* router_weight;     // [ring]
@@ -30,10 +28,7 @@ struct BackwardScratch : PassMemory {
   float* carry_gate;
   float* carry_up;
   float* carry_down;
-  BFloat16* shared_d_gate;      // [max tokens, Is]
-  BFloat16* shared_d_up;        // [max tokens, Is]
   BFloat16* shared_weighted_h;  // [max tokens, Is]
-  BFloat16* shared_d_x;         // [max tokens, H]
   float* d_scale_partial;       // [max tokens, SharedDownGrad tiles]
 };
 
@@ -50,8 +45,6 @@ class BackwardScratchLayout {
  private:
   enum Part {
     kDOut,
-    kDGate,
-    kDUp,
     kWeightedH,
     kDX,
     kRouterWeight,
@@ -59,10 +52,7 @@ class BackwardScratchLayout {
     kCarryGate,
     kCarryUp,
     kCarryDown,
-    kSharedDGate,
-    kSharedDUp,
     kSharedWeightedH,
-    kSharedDX,
     kDScalePartial,
     kNumParts
   };
@@ -82,14 +72,21 @@ struct BackwardArguments {
     const void* expert_ids = nullptr;     // [T, K]
     int32_t id_bytes = 8;                 // 4 or 8
     const float* shared_scale = nullptr;  // [T]; null: 1
-    BFloat16* d_x = nullptr;              // [T, H] written
+    BFloat16* d_x = nullptr;              // [T, H] written; overlaps no input
     float* d_topk_weight = nullptr;       // [T, K] written; 0 where there is no route
     float* d_shared_scale = nullptr;      // [T] written; null exactly when shared_scale is
   } tokens;
   ForwardArguments::Weights weights;
-  // As the forward left it. A batch of several macrobatches, and kept_macrobatches = 0, overwrite
-  // it: after those another backward has to compute everything again.
+  // As the forward left it; overwritten: another backward has to compute everything again.
   ForwardArguments::Context context;
+  // Memory for the gradients of gate and up, shapes as there. Null: in their place. With it, a
+  // batch of one macrobatch leaves the context as it was, unless kept_macrobatches is 0.
+  struct GateUpGrads {
+    BFloat16* gate = nullptr;
+    BFloat16* up = nullptr;
+    BFloat16* shared_gate = nullptr;
+    BFloat16* shared_up = nullptr;
+  } d_gate_up;
   // 1: the context is the forward's; 0: its contents are lost, everything is computed again from x.
   int32_t kept_macrobatches = 1;
   // Shapes as the weights. A null pointer skips the gradient of that weight. Experts without rows:

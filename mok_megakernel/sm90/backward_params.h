@@ -22,8 +22,8 @@ struct RecomputeMatrices {
   TensorMap x;            // [rows, H] RecomputeDispatch, caller -> GateUp
   TensorMap gate_weight;  // Wg [experts, I, H], as the forward loads it
   TensorMap up_weight;    // Wu [experts, I, H]
-  BFloat16* gate;         // [rows, I] -> DownGrad
-  BFloat16* up;           // [rows, I] -> DownGrad
+  BFloat16* gate;         // [rows, I] -> DownGrad, which may put d_gate there
+  BFloat16* up;           // [rows, I] -> DownGrad, which may put d_up there
   BFloat16* h;            // [rows, I] where w * h comes next; nobody reads h
   int32_t hidden;
   int32_t intermediate;
@@ -51,10 +51,11 @@ struct BackwardParams {
   } shape;
 
   struct Tokens {
-    const void* expert_ids;      // [T, K] of id_bytes each: caller -> TokenReduce; -1: no route
-    const BFloat16* routes;      // [T * K, H] peers' ReverseDispatch -> TokenReduce
-    const float* d_router;       // [T * K] peers' ReverseDispatch -> TokenReduce
-    const BFloat16* shared_d_x;  // [T, H] SharedInputGrad -> TokenReduce; has_shared: else not read
+    const void* expert_ids;        // [T, K] of id_bytes each: caller -> TokenReduce; -1: no route
+    const BFloat16* routes;        // [T * K, H] peers' ReverseDispatch -> TokenReduce
+    const float* d_router;         // [T * K] peers' ReverseDispatch -> TokenReduce
+    const BFloat16* shared_d_x;    // [T, H] SharedInputGrad -> TokenReduce; may be d_x; has_shared:
+                                   // else not read
     const float* d_scale_partial;  // [T, scale_parts] SharedDownGrad -> TokenReduce
     BFloat16* d_x;                 // [T, H] TokenReduce -> caller
     float* d_topk_weight;          // [T, K] TokenReduce -> caller; 0 where there is no route

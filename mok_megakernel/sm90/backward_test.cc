@@ -10,6 +10,7 @@
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/sm90/backward_test_kernels.h"
 #include "mok_megakernel/sm90/forward_test_kernels.h"
+#include "mok_megakernel/sm90/testing/backward_cases.h"
 #include "mok_megakernel/sm90/testing/device_backward.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
 
@@ -19,63 +20,6 @@ namespace {
 // Between two correct engines that round differently.
 constexpr double kTensorTolerance = 5e-3;
 constexpr double kRouterTolerance = 1e-2;
-
-LayerSpec SmallLayer() {
-  LayerSpec spec;
-  spec.tokens = {9, 20};
-  spec.experts = {2, 2};
-  spec.topk = 2;
-  spec.hidden = 72;
-  spec.intermediate = 40;
-  return spec;
-}
-
-// Several macrobatches, experts that cross them, slots of the ring that are used again.
-LayerSpec LongLayer() {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {70, 90};
-  spec.experts = {2, 3};
-  spec.topk = 3;
-  spec.hidden = 40;
-  spec.intermediate = 24;
-  return spec;
-}
-
-struct Options {
-  DeviceLayerOptions layer;
-  DeviceBackwardOptions backward;
-};
-
-Options TwoBlocks() {
-  Options options;
-  options.layer.forward.num_sms = 2;
-  options.layer.exchange_tiles = 4;
-  options.layer.token_reduce_tiles = 8;
-  return options;
-}
-
-void RunQueued() {
-  const emulator::Report report = emulator::Run();
-  EXPECT_TRUE(report.ok) << report.kind << ": " << report.text;
-}
-
-// Forward, then backward. poison: NaN in everything that the backward has to write.
-LayerResult RunBackward(const LayerData& data, const Options& options,
-                        const Interleaving& interleaving = {0, 0.1}, bool poison = false) {
-  StartCase(interleaving);
-  DeviceLayer layer(data, options.layer, SmallForwardKernel);
-  DeviceBackward backward(layer, options.backward, SmallBackwardKernel);
-  EXPECT_EQ(layer.LaunchAll(), OkStatus());
-  if (poison) {
-    RunQueued();
-    backward.Poison();
-  }
-  EXPECT_EQ(backward.LaunchAll(), OkStatus());
-  RunQueued();
-  EXPECT_EQ(layer.CheckRecords(), OkStatus());
-  EXPECT_EQ(backward.CheckRecords(), OkStatus());
-  return backward.Result();
-}
 
 void ExpectCloseToHost(const LayerData& data, const LayerResult& result) {
   const LayerResult host = RunLayer(data, {});
@@ -97,7 +41,7 @@ void ExpectCloseToHost(const LayerData& data, const LayerResult& result) {
 }
 
 // All interleavings give the same bits, and these are right.
-LayerResult ExpectBackward(const LayerSpec& spec, const Options& options,
+LayerResult ExpectBackward(const LayerSpec& spec, const BackwardCase& options,
                            const std::string& label) {
   SCOPED_TRACE(label);
   const LayerData data(spec);
@@ -119,7 +63,7 @@ TEST(BackwardTest, WidthsThatAreMultiplesOf32UsePermutedColumns) {
   spec.hidden = 96;
   spec.intermediate = 64;
   spec.shared_intermediate = 32;
-  Options options = TwoBlocks();
+  BackwardCase options = TwoBlocks();
   options.backward.kept_macrobatches = 0;  // repeats the forward's GateUp
   ExpectBackward(spec, options, "permuted");
 }
@@ -139,7 +83,7 @@ TEST(BackwardTest, FusedReductionHasTheSameBits) {
     };
     const LayerData data(spec);
     for (const bool own_devices : {true, false}) {
-      Options options = TwoBlocks();
+      BackwardCase options = TwoBlocks();
       options.layer.own_devices = own_devices;
       options.layer.fused_backward_reduce = 0;
       const LayerResult expected = RunBackward(data, options);
@@ -206,7 +150,7 @@ TEST(BackwardTest, MissingAndRepeatedRoutes) {
     return token == 7 ? -1 : kIds[k];
   };
   spec.weight = [](int64_t, int k) { return k == 1 ? 0.0f : 0.75f; };
-  Options options = TwoBlocks();
+  BackwardCase options = TwoBlocks();
   options.layer.id_bytes = 4;
   ExpectBackward(spec, options, "routes 3, 3, -1, -1");
 }
@@ -214,7 +158,7 @@ TEST(BackwardTest, MissingAndRepeatedRoutes) {
 TEST(BackwardTest, SeveralMacrobatches) {
   for (const int64_t macrobatch : {1, 2}) {
     for (const int kept : {0, 1}) {
-      Options options = TwoBlocks();
+      BackwardCase options = TwoBlocks();
       options.layer.forward.minibatch_rows = 128;
       options.layer.forward.macrobatch_rows = macrobatch * 128;
       options.backward.kept_macrobatches = kept;
@@ -230,7 +174,7 @@ TEST(BackwardTest, SharedWeightGradientsComeEarlyOrLate) {
   const LayerData data(spec);
   LayerResult results[2];
   for (const bool early : {false, true}) {
-    Options options = TwoBlocks();
+    BackwardCase options = TwoBlocks();
     options.layer.forward.minibatch_rows = 128;
     options.layer.forward.macrobatch_rows = early ? 128 : 256;
     results[early] = ExpectBackward(spec, options, early ? "early" : "late");
@@ -239,25 +183,6 @@ TEST(BackwardTest, SharedWeightGradientsComeEarlyOrLate) {
     EXPECT_EQ(backward.params(1).shape.program.early_shared_weight_grads, early);
   }
   ExpectSameBits(results[0], results[1], "early and late");
-}
-
-// What the pass does not write, it does not read.
-TEST(BackwardTest, PoisonedMemory) {
-  LayerSpec spec = LongLayer();
-  spec.shared_intermediate = 16;
-  spec.shared_scale = true;
-  const LayerData data(spec);
-  for (const int64_t macrobatch : {128, 1024}) {
-    for (const int kept : {0, 1}) {
-      Options options = TwoBlocks();
-      options.layer.forward.macrobatch_rows = macrobatch;
-      options.backward.kept_macrobatches = kept;
-      options.backward.own_state = kept == 0;
-      const LayerResult result = RunBackward(data, options, {4, 0.1}, true);
-      ExpectMatchesReference(data, result);
-      ExpectSameBits(RunBackward(data, TwoBlocks()), result, StrCat(macrobatch, ", ", kept));
-    }
-  }
 }
 
 // bf16 and fp32 gradients, written and accumulated; experts without rows.
@@ -272,7 +197,7 @@ TEST(BackwardTest, WeightGradients) {
   for (const DType dtype : {DType::kFp32, DType::kBf16}) {
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(StrCat(DTypeName(dtype), accumulate ? ", accumulated" : ""));
-      Options options = TwoBlocks();
+      BackwardCase options = TwoBlocks();
       options.backward.grad_dtype = dtype;
       options.backward.accumulate = accumulate;
       options.backward.initial_grad = 0.375;
@@ -304,7 +229,7 @@ TEST(BackwardTest, WeightGradientsThatNobodyWants) {
   LayerSpec spec = LongLayer();
   spec.shared_intermediate = 8;
   const LayerData data(spec);
-  Options options = TwoBlocks();
+  BackwardCase options = TwoBlocks();
   options.layer.forward.macrobatch_rows = 256;
   const LayerResult expected = RunBackward(data, options);
   options.backward.has_weight_grads = false;
@@ -316,39 +241,39 @@ TEST(BackwardTest, WeightGradientsThatNobodyWants) {
 TEST(BackwardTest, BitsDoNotDependOnHowItRuns) {
   const LayerData data(LongLayer());
   const LayerResult expected = RunBackward(data, TwoBlocks());
-  const auto expect_same = [&](const Options& options, const std::string& label) {
+  const auto expect_same = [&](const BackwardCase& options, const std::string& label) {
     ExpectSameBits(expected, RunBackward(data, options, {5, 0.1}), label);
   };
   for (const int32_t num_sms : {1, 3, 5}) {
-    Options options = TwoBlocks();
+    BackwardCase options = TwoBlocks();
     options.layer.forward.num_sms = num_sms;
     expect_same(options, StrCat(num_sms, " SMs"));
   }
   for (const int32_t num_comm_sms : {1, 2}) {
-    Options options = TwoBlocks();
+    BackwardCase options = TwoBlocks();
     options.layer.forward.num_sms = 3;
     options.layer.forward.num_comm_sms = num_comm_sms;
     expect_same(options, StrCat(num_comm_sms, " SMs for exchange only"));
   }
   for (const int64_t minibatch : {1, 2}) {
     for (const int64_t macrobatch : {1, 2, 3, 8}) {
-      Options options = TwoBlocks();
+      BackwardCase options = TwoBlocks();
       options.layer.forward.minibatch_rows = minibatch * 128;
       options.layer.forward.macrobatch_rows = macrobatch * 128;
       expect_same(options, StrCat("minibatch ", minibatch, ", macrobatch ", macrobatch));
     }
   }
   for (const int64_t window : {1, 2, 3}) {
-    Options options = TwoBlocks();
+    BackwardCase options = TwoBlocks();
     options.layer.forward.minibatch_rows = 128;
     options.layer.forward.macrobatch_rows = 4 * 128;
     options.layer.d_x_window_blocks = window;
     expect_same(options, StrCat("window of ", window));
   }
-  Options recomputed = TwoBlocks();
+  BackwardCase recomputed = TwoBlocks();
   recomputed.backward.kept_macrobatches = 0;
   expect_same(recomputed, "everything computed again");
-  Options exchange = TwoBlocks();
+  BackwardCase exchange = TwoBlocks();
   exchange.layer.exchange_tiles = 1;
   exchange.layer.token_reduce_tiles = 1;
   exchange.layer.chunk_bytes = 32;
@@ -377,7 +302,7 @@ TEST(BackwardTest, VirtualRanks) {
   spec.experts = {1, 1, 1, 1, 1, 1, 1, 1};
   spec.topk = 3;
   spec.shared_intermediate = 8;
-  Options options = TwoBlocks();
+  BackwardCase options = TwoBlocks();
   options.layer.own_devices = false;
   const LayerResult result = ExpectBackward(spec, options, "eight virtual ranks");
   spec.tokens = {20, 16};
@@ -385,28 +310,9 @@ TEST(BackwardTest, VirtualRanks) {
   ExpectSameBits(result, RunBackward(LayerData(spec), TwoBlocks()), "two ranks");
 }
 
-// Steps follow each other without the host: counters, tickets and flags are ready for the next
-// pass, whichever it is.
-TEST(BackwardTest, PassesFollowEachOther) {
-  const LayerData data(SmallLayer());
-  const LayerResult expected = RunBackward(data, TwoBlocks());
-  for (const Interleaving& interleaving : kInterleavings) {
-    StartCase(interleaving);
-    DeviceLayer layer(data, TwoBlocks().layer, SmallForwardKernel);
-    DeviceBackward backward(layer, TwoBlocks().backward, SmallBackwardKernel);
-    for (int step = 0; step < 2; ++step) {
-      ASSERT_EQ(layer.LaunchAll(), OkStatus());
-      ASSERT_EQ(backward.LaunchAll(), OkStatus());
-      ASSERT_EQ(backward.LaunchAll(), OkStatus());
-    }
-    RunQueued();
-    ExpectSameBits(expected, backward.Result(), StrCat("seed ", interleaving.seed));
-  }
-}
-
 // Schedule kernel and both passes in one stream: the host never learns how many rows there are.
 TEST(BackwardTest, ScheduleOfTheDevice) {
-  Options options = TwoBlocks();
+  BackwardCase options = TwoBlocks();
   options.layer.forward.macrobatch_rows = 256;
   const LayerData data(LongLayer());
   const LayerResult expected = RunBackward(data, options);
@@ -456,29 +362,6 @@ TEST(BackwardTest, DeadRankIsNamed) {
     EXPECT_NE(status.message().find("rank 1 waited"), std::string::npos) << status;
     EXPECT_NE(status.message().find("for rank 0 at the entry of pass 2"), std::string::npos)
         << status;
-  }
-}
-
-// What benchmarks/README.md states, so that it does not grow unnoticed: rows of d_out, d_gate, d_up
-// and w * h in the ring, d_x in its window, fp32 sums of one expert, and the shared expert's rows.
-TEST(BackwardTest, ScratchBytes) {
-  constexpr int64_t kH = 7168, kI = 2048, kIs = 1024, kT = 2048;
-  ForwardLayerShape shape = {kT, kH, kI, kIs, 8, 12, 6, 2};
-  const PassKernelInfo kernel = SmallBackwardKernel(ColumnOrder::kPermuted);
-  for (const int64_t ring : {21248, 40960}) {  // 12 minibatches of 33 row blocks hold any routing
-    const ForwardConfig config = SelectForwardConfig(shape, {}, {.macrobatch_rows = ring}).value();
-    const BackwardScratchLayout layout(shape, config, kernel);
-    const bool carries = ring == 21248;
-    const int64_t rows = ring * (2 * kH + 3 * 2 * kI), window = 50 * kRowBlock * 2 * kH;
-    const int64_t scalars = 4 * (ring * (1 + kI / 256) + (kT + 1) * (kIs / 256));
-    const int64_t carry = carries ? 3 * 4 * kH * kI : 0;
-    const int64_t shared = (kT + 1) * (3 * 2 * kIs + 2 * kH);
-    const auto bytes = static_cast<int64_t>(layout.bytes() - layout.state_bytes());
-    EXPECT_GE(bytes, rows + window + scalars + carry + shared);
-    EXPECT_LT(bytes, rows + window + scalars + carry + shared + 16 * 256) << "alignment only";
-    alignas(256) static std::byte base[1];
-    EXPECT_EQ(layout.At(base).carry_gate != nullptr, carries);
-    EXPECT_EQ(layout.At(base).carry_down != nullptr, carries);
   }
 }
 

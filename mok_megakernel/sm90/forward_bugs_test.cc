@@ -50,6 +50,7 @@ class ForwardBugsTest : public ::testing::Test {
 bool HasNoEffect(int bug) {
   return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
          bug == static_cast<int>(PassBug::kWindowOverwrite) ||
+         bug == static_cast<int>(PassBug::kGateUpOverwrite) ||
          bug == static_cast<int>(PassBug::kRoutesDescending);
 }
 

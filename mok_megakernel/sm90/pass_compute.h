@@ -120,6 +120,12 @@ class TileSignals {
 };
 
 template <PassBug kBug>
+MOK_DEVICE bool WaitsOnlyForItsInput(const Task& task) {
+  return (kBug == PassBug::kWindowOverwrite && task.kind == TaskKind::kInputGrad) ||
+         (kBug == PassBug::kGateUpOverwrite && task.kind == TaskKind::kRecomputeGateUp);
+}
+
+template <PassBug kBug>
 MOK_DEVICE bool SkipsWaits(PassMode mode, const Task& task) {
   if (kBug == PassBug::kSkipDependencies || mode == PassMode::kReduceOnly) return true;
   return task.kind == TaskKind::kTokenReduce && kBug == PassBug::kReduceBeforeExit;
@@ -162,9 +168,7 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s, uint64_t 
   for (int64_t index; !aborted && next(index);) {
     const Task task = cursor.Seek(range.begin + index);
     Dependencies dependencies = DependenciesInPass<Config::kPass>(s.program, task);
-    if (Config::kBug == PassBug::kWindowOverwrite && task.kind == TaskKind::kInputGrad) {
-      dependencies.num_waits = 1;
-    }
+    if (WaitsOnlyForItsInput<Config::kBug>(task)) dependencies.num_waits = 1;
     const auto kind = static_cast<int32_t>(task.kind);
     wait.SetTask(kind, index);
     time = tracer.Record(kind, TracePhase::kWork, index, time);

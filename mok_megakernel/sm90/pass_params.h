@@ -65,6 +65,7 @@ enum class PassBug : int32_t {
   kRoutesDescending,  // a fused reduction adds the routes in the wrong order
   kRingOverwrite,     // a pull does not wait for the readers of the slot
   kWindowOverwrite,   // InputGrad does not wait until the rows of the slot have been sent
+  kGateUpOverwrite,   // GateUp's recomputation does not wait for the readers of d_gate and d_up
   kPushTooEarly,      // a push does not wait for the rows that it sends
   kExitBeforeSent,    // the exit does not wait for this rank's own pushes
   kTailNotShared,     // pull warps do not come to the last pushes, their half of them

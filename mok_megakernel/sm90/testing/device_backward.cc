@@ -128,6 +128,7 @@ void DeviceBackward::FillMemory(int index) {
       Allocate<std::byte>(from.device, static_cast<int64_t>(layout.bytes()), "backward scratch");
   MustSucceed(runtime::Fill(rank.scratch, 0, layout.state_bytes()));
   to.scratch = layout.At(rank.scratch);
+  if (options_.keeps_context) FillGateUpGrads(index);
   const int64_t routes = from.shape.max_tokens * from.shape.topk;
   BackwardArguments::Peers& peers = to.peers;
   peers.rank = index;
@@ -150,6 +151,17 @@ void DeviceBackward::FillMemory(int index) {
   MOK_CHECK(record.ok()) << record.status();
   allocations_.push_back(record.value());
   to.record = static_cast<DeviceWaitRecord*>(record.value());
+}
+
+void DeviceBackward::FillGateUpGrads(int index) {
+  const DeviceLayer::Rank& from = forward_.rank(index);
+  BackwardArguments::GateUpGrads& to = ranks_[index].arguments.d_gate_up;
+  const int64_t routed = from.config.ring_rows() * from.shape.intermediate;
+  const int64_t shared = from.shape.max_tokens * from.shape.shared_intermediate;
+  to.gate = Output<BFloat16>(from.device, routed, "d_gate");
+  to.up = Output<BFloat16>(from.device, routed, "d_up");
+  to.shared_gate = Output<BFloat16>(from.device, shared, "shared d_gate");
+  to.shared_up = Output<BFloat16>(from.device, shared, "shared d_up");
 }
 
 void DeviceBackward::Connect(int index) {

@@ -20,6 +20,8 @@ struct DeviceBackwardOptions {
   bool accumulate = false;
   double initial_grad = 0;       // with accumulate: what the weight gradients hold before
   bool has_weight_grads = true;  // else the caller wants none
+  // A pass of one macrobatch leaves the context as it was, so that it may be run again.
+  bool keeps_context = false;
   // State and flags of its own; else those of the forward.
   bool own_state = false;
   // Events of each warp of rank 0 that a trace has room for; 0: no trace.
@@ -78,6 +80,7 @@ class DeviceBackward {
   void FillTokens(int rank);
   void FillGradients(int rank);
   void FillMemory(int rank);
+  void FillGateUpGrads(int rank);
   void Connect(int rank);
   void ResetGradients();
   PassKernelInfo KernelOfRank(int rank) const;

@@ -1,0 +1,72 @@
+// Test only: small layers and how their backward runs in the emulator, after the forward.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "mok_core/emulator/emulator.h"
+#include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_megakernel/sm90/backward_test_kernels.h"
+#include "mok_megakernel/sm90/forward_test_kernels.h"
+#include "mok_megakernel/sm90/testing/device_backward.h"
+#include "mok_megakernel/sm90/testing/device_layer.h"
+
+namespace mok::testing {
+
+inline LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {9, 20};
+  spec.experts = {2, 2};
+  spec.topk = 2;
+  spec.hidden = 72;
+  spec.intermediate = 40;
+  return spec;
+}
+
+// Several macrobatches, experts that cross them, slots of the ring that are used again.
+inline LayerSpec LongLayer() {
+  LayerSpec spec = SmallLayer();
+  spec.tokens = {70, 90};
+  spec.experts = {2, 3};
+  spec.topk = 3;
+  spec.hidden = 40;
+  spec.intermediate = 24;
+  return spec;
+}
+
+struct BackwardCase {
+  DeviceLayerOptions layer;
+  DeviceBackwardOptions backward;
+};
+
+inline BackwardCase TwoBlocks() {
+  BackwardCase options;
+  options.layer.forward.num_sms = 2;
+  options.layer.exchange_tiles = 4;
+  options.layer.token_reduce_tiles = 8;
+  return options;
+}
+
+inline void RunQueued() {
+  const emulator::Report report = emulator::Run();
+  EXPECT_TRUE(report.ok) << report.kind << ": " << report.text;
+}
+
+// Forward, then backward. poison: NaN in everything that the backward has to write.
+inline LayerResult RunBackward(const LayerData& data, const BackwardCase& options,
+                               const Interleaving& interleaving = {0, 0.1}, bool poison = false) {
+  StartCase(interleaving);
+  DeviceLayer layer(data, options.layer, SmallForwardKernel);
+  DeviceBackward backward(layer, options.backward, SmallBackwardKernel);
+  EXPECT_EQ(layer.LaunchAll(), OkStatus());
+  if (poison) {
+    RunQueued();
+    backward.Poison();
+  }
+  EXPECT_EQ(backward.LaunchAll(), OkStatus());
+  RunQueued();
+  EXPECT_EQ(layer.CheckRecords(), OkStatus());
+  EXPECT_EQ(backward.CheckRecords(), OkStatus());
+  return backward.Result();
+}
+
+}  // namespace mok::testing
