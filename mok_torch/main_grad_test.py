@@ -4,41 +4,12 @@ import pytest
 import torch
 
 from mok_torch import MoELayer, functional
-from mok_torch.cuda_test_support import CASE as GPU_CASE
-from mok_torch.cuda_test_support import let_host_be_gpu, make_space
-from mok_torch.functional import MainGrads, MoKConfig, SharedExpert, moe
-from mok_torch.self_test import Case, run_on_ranks
-from mok_torch.test_support import routed_batch
+from mok_torch.functional import MainGrads, MoKConfig
+from mok_torch.main_grad_test_support import BF16, CASE, Inputs
+from mok_torch.self_test import run_on_ranks
 
-BF16 = torch.bfloat16
-CASE = Case(
-    "main_grad", (40,), hidden=64, intermediate=40, experts=5, shared=24, scaled_shared=True
-)
 SMALL_RING = MoKConfig(macrobatch_size=128, minibatch_size=128)
 NAMES = ("w_gate", "w_up", "w_down", "shared.w_gate", "shared.w_up", "shared.w_down")
-
-
-class Inputs:
-    """moe's of a case; the weights with a main_grad that holds something already."""
-
-    def __init__(self, case=CASE, weight_dtype=BF16, buffer_dtype=torch.float32, tells=True):
-        batch = routed_batch(case, BF16)
-        self.x, self.topk_weight = batch.x, batch.topk_weight
-        self.topk_idx, self.d_out, self.scale = batch.topk_idx, batch.d_out, batch.shared.scale
-        weights = (*batch.weights, *batch.shared[:3])
-        self.weights = [torch.nn.Parameter(weight.detach().to(weight_dtype)) for weight in weights]
-        for index, weight in enumerate(self.weights):
-            weight.main_grad = torch.full(weight.shape, 0.25 * index, dtype=buffer_dtype)
-            if tells:
-                weight.grad_added_to_main_grad = False
-
-    def moe(self, **options):
-        shared = SharedExpert(*self.weights[3:], self.scale)
-        options = {"shared": shared, "gradient_accumulation_fusion": True} | options
-        return moe(self.x, self.topk_idx, self.topk_weight, *self.weights[:3], **options)
-
-    def main_grads(self):
-        return [weight.main_grad for weight in self.weights]
 
 
 def explicitly(inputs: Inputs, config=None):
@@ -203,28 +174,3 @@ def test_layers_refuse_what_would_add_blocks():
         ValueError, match=r"gradient_block: expected None with gradient_acc.*, got 8"
     ):
         MoELayer(**sizes, gradient_block=8, gradient_accumulation_fusion=True)
-
-
-@pytest.mark.parametrize("weight_dtype", [BF16, torch.float32])
-def test_on_a_gpu_the_kernels_get_the_buffers(monkeypatch, weight_dtype):
-    """Checked and recognised calls; the buffers of the time of the backward."""
-    let_host_be_gpu(monkeypatch)
-    space = make_space()
-    inputs = Inputs(GPU_CASE, weight_dtype=weight_dtype)
-    for _ in range(2):
-        out = inputs.moe(workspace=space)
-        for weight in inputs.weights:
-            weight.main_grad = torch.zeros(weight.shape)
-            weight.grad_added_to_main_grad = False
-        out.backward(inputs.d_out)
-        name, _, args = space.engine.calls[-1]
-        addresses = [buffer.data_ptr() for buffer in inputs.main_grads()]
-        struct = (args.d_routed, args.d_shared)
-        assert name == "backward" and all(grads.accumulate for grads in struct)
-        given = [getattr(grads, part) for grads in struct for part in ("gate", "up", "down")]
-        assert given == addresses
-        assert all(weight.grad_added_to_main_grad for weight in inputs.weights)
-        del inputs.weights[4].main_grad
-        with pytest.raises(ValueError, match=r"shared.w_up.main_grad: expected a tensor"):
-            inputs.moe(workspace=space)
-        inputs.weights[4].main_grad = torch.zeros(inputs.weights[4].shape)
