@@ -82,6 +82,8 @@ class StoreMeetings:
         """keeper: the rank whose process ends the store when it ends; None: none of these."""
         self._group_store = store
         self._store: dist.Store | None = None
+        # A thread that nobody waits for any more may still be in the middle of it.
+        self._opening = threading.Lock()
         self._rank = rank
         self._size = size
         self._keeper = keeper
@@ -94,8 +96,9 @@ class StoreMeetings:
         Raises:
           RankTimeoutError: on every rank, when one does not come within the timeout of another.
         """
-        meeting = _Meeting(self._next_meeting, timeout_seconds, pickle.dumps(value))
-        self._next_meeting += 1
+        index = self._next_meeting
+        self._next_meeting += 1  # whatever fails: the other ranks count this meeting
+        meeting = _Meeting(index, timeout_seconds, pickle.dumps(value))
         # In a thread: a call of a store whose process is stopped, not dead, never returns.
         thread = threading.Thread(target=self._run, args=(meeting,), daemon=True)
         thread.start()
@@ -119,12 +122,7 @@ class StoreMeetings:
             meeting.error = error
 
     def _meet(self, meeting: _Meeting) -> list[bytes]:
-        if self._store is None:
-            # A group that is made anew on the same store gets the same prefix from PyTorch, and
-            # must not find what the last one left there.
-            incarnation = self._group_store.add(f"mok/incarnation/{self._rank}", 1)
-            self._store = dist.PrefixStore(f"mok/{incarnation}", self._group_store)
-        store = self._store
+        store = self._open_store()
         self._post(meeting.key(self._rank), meeting.payload)
         if self._rank == 0:
             self._posted.append(meeting.verdict_key)
@@ -145,6 +143,16 @@ class StoreMeetings:
             values = [store.get(key) for key in keys]
         self._leave(meeting)
         return values
+
+    def _open_store(self) -> dist.Store:
+        """The part of the group's store for this incarnation of the group, counted once."""
+        with self._opening:
+            if self._store is None:
+                # A group that is made anew on the same store gets the same prefix from PyTorch, and
+                # must not find what the last one left there.
+                incarnation = self._group_store.add(f"mok/incarnation/{self._rank}", 1)
+                self._store = dist.PrefixStore(f"mok/{incarnation}", self._group_store)
+            return self._store
 
     def _post(self, key: str, value: bytes):
         self._posted.append(key)

@@ -142,6 +142,44 @@ def test_a_group_made_anew_on_the_same_store_finds_nothing_of_the_last(open_stor
         assert on_ranks(2, body) == [expected] * 2
 
 
+def test_a_value_that_cannot_be_sent_leaves_the_ranks_in_step(open_store):
+    def body(rank):
+        meetings = StoreMeetings(open_store(), rank, 2, None)
+        value, error = ((lambda: 0), Exception) if rank == 1 else (0, RankTimeoutError)
+        with pytest.raises(error):
+            meetings.exchange(value, 0.1)
+        return meetings.exchange(rank, PATIENCE)
+
+    assert on_ranks(2, body) == [[0, 1]] * 2
+
+
+def test_a_store_that_answers_late_counts_the_group_once(monkeypatch):
+    """Two meetings wait for the first answer at once; the second one's is still in time."""
+    monkeypatch.setattr("mok_torch.store_meetings._GRACE_SECONDS", 0.1)
+    store = dist.HashStore()
+
+    class StoppedStore(dist.PrefixStore):
+        calls, released = 0, threading.Event()
+
+        def add(self, key, amount):
+            StoppedStore.calls += 1
+            StoppedStore.released.wait(PATIENCE)
+            return super().add(key, amount)
+
+    stores = (StoppedStore("group", store), dist.PrefixStore("group", store))
+
+    def body(rank):
+        meetings = StoreMeetings(stores[rank], rank, 2, None)
+        with pytest.raises(RankTimeoutError):
+            meetings.exchange("in vain", 0.1)
+        if rank == 0:
+            threading.Timer(0.2, StoppedStore.released.set).start()
+        return meetings.exchange(rank, TIMEOUT)
+
+    assert on_ranks(2, body) == [[0, 1]] * 2
+    assert StoppedStore.calls == 1
+
+
 class SilentStore:
     """A store whose process is stopped: calls do not return."""
 
