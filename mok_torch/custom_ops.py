@@ -341,6 +341,20 @@ def refuse_double_backward():
     )
 
 
+class NoDoubleBackward(torch.autograd.Function):
+    """apply(gradients, what they are functions of): the gradients, not to be differentiated."""
+
+    @staticmethod
+    def forward(ctx, gradients, *inputs):
+        del inputs
+        ctx.set_materialize_grads(False)
+        return gradients
+
+    @staticmethod
+    def backward(ctx, *d_gradients):
+        refuse_double_backward()
+
+
 def _no_double_backward(ctx, *grads):
     refuse_double_backward()
 

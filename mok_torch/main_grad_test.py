@@ -79,6 +79,19 @@ def test_frozen_weights_need_no_buffer():
         assert torch.equal(inputs.moe(), all_of_them.moe())
 
 
+def test_a_second_differentiation_is_refused():
+    inputs, once = Inputs(), Inputs()
+    leaves = (inputs.x, inputs.topk_weight, inputs.scale)
+    out = inputs.moe()
+    gradients = torch.autograd.grad(out, leaves, inputs.d_out, create_graph=True)
+    once.moe().backward(once.d_out)
+    for leaf, gradient in zip((once.x, once.topk_weight, once.scale), gradients, strict=True):
+        assert torch.equal(leaf.grad, gradient)
+        # As a penalty, which must not be lost.
+        with pytest.raises(NotImplementedError, match="no double backward"):
+            torch.autograd.grad(out.sum() + gradient.square().sum(), leaves, retain_graph=True)
+
+
 def test_under_autocast():
     inputs, rounded = Inputs(weight_dtype=torch.float32), Inputs()
     inputs.x = inputs.x.detach().float().requires_grad_()

@@ -197,22 +197,8 @@ class _Moe(torch.autograd.Function):
             run.workspace.report(error, _C.OP_BACKWARD)
             raise
         if torch.is_grad_enabled():  # create_graph
-            gradients = _NoDoubleBackward.apply(gradients, d_out, *saved[:_NUM_INPUTS])
+            gradients = custom_ops.NoDoubleBackward.apply(gradients, d_out, *saved[:_NUM_INPUTS])
         return None, None, *gradients
-
-
-class _NoDoubleBackward(torch.autograd.Function):
-    """apply(gradients, what they are functions of): the gradients."""
-
-    @staticmethod
-    def forward(ctx, gradients, *inputs):
-        del inputs
-        ctx.set_materialize_grads(False)
-        return gradients
-
-    @staticmethod
-    def backward(ctx, *d_gradients):
-        custom_ops.refuse_double_backward()
 
 
 def _backward(run: Run, d_out: Tensor, saved, needed, kept_macrobatches: int, into):

@@ -47,7 +47,6 @@ class _IntoMainGrads(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
         nothing = (None,) * (6 + _NUM_WEIGHTS)
         if d_out is None:
@@ -59,10 +58,14 @@ class _IntoMainGrads(torch.autograd.Function):
         def new_grads(layer: LayerTensors) -> LayerGrads:
             return grads_into(main_grads_of(ctx.weights, layer.x.dtype), layer.tensors())
 
-        grads = custom_ops.run_backward((d_out, *inputs), saved, ctx.settings, new_grads)
+        with torch.no_grad():
+            grads = custom_ops.run_backward((d_out, *inputs), saved, ctx.settings, new_grads)
         d_scale = None if scale is None else grads.shared_scale.view(scale.shape)
         d_inputs = (grads.x.view(x.shape), None, grads.topk_weight.view(topk_weight.shape), d_scale)
-        return None, None, *d_inputs, *tell_trainer(ctx.weights)
+        gradients = (*d_inputs, *tell_trainer(ctx.weights))
+        if torch.is_grad_enabled():  # create_graph
+            gradients = custom_ops.NoDoubleBackward.apply(gradients, d_out, *inputs)
+        return None, None, *gradients
 
 
 def grads_into(buffers: MainGrads, tensors: Sequence[Tensor | None]) -> LayerGrads:
