@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 
@@ -12,6 +11,7 @@ from mok_torch.scalars import as_integer, as_number
 
 _MAX_WORKERS = 1024
 _MAX_ROWS = 2**31 - 1
+_MAX_TIMEOUT_SECONDS = 1e9  # thirty years: what clocks and locks of every kind can count to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,11 @@ class MoKConfig:
         if self.isa is not None and self.isa not in _C.ISA_NAMES:
             raise ValueError(f"isa: expected None or one of {_C.ISA_NAMES}, got {self.isa!r}")
         timeout = as_number("timeout_seconds", self.timeout_seconds)
-        if not 0 < timeout < math.inf:
-            raise ValueError(f"timeout_seconds: expected a finite number > 0, got {timeout}")
+        if not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
+            raise ValueError(
+                f"timeout_seconds: expected a number > 0 and <= {_MAX_TIMEOUT_SECONDS:g}, "
+                f"got {timeout}"
+            )
         object.__setattr__(self, "timeout_seconds", timeout)
 
     def _set_integer(self, name: str, lowest: int, highest: int, optional: bool = False):

@@ -83,7 +83,8 @@ class ForwardContext:
       layout, stream: of a GPU's buffer, where the tensors of a Ring are in it (layout.views), and
         the cudaStream_t that it was allocated on.
       kept_macrobatches: 1: the ring is what the forward left. 0: the backward has consumed it, or
-        recompute_forward_context made it, and the next backward recomputes everything.
+        recompute_forward_context made it, and the next backward recomputes everything. A copy of a
+        context shares its ring but not this mark: do not use both.
       swiglu_limit: the forward's; 0: none. The backward must be given the same.
     """
 

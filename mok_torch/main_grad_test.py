@@ -146,6 +146,16 @@ SPOILED = {
 }
 
 
+def test_a_weight_is_not_its_own_main_grad():
+    inputs = Inputs()
+    for weight in inputs.weights:
+        weight.main_grad = torch.zeros_like(weight)
+    inputs.moe()
+    inputs.weights[2].main_grad = inputs.weights[2].detach()
+    with pytest.raises(ValueError, match=rf"^{NAMES[2]}.main_grad: shares memory with a tensor"):
+        inputs.moe()
+
+
 @pytest.mark.parametrize("index", [1, 5])
 @pytest.mark.parametrize("spoil, error, text", SPOILED.values(), ids=SPOILED)
 def test_buffers_that_will_not_do_are_refused(index, spoil, error, text):

@@ -57,19 +57,35 @@ def check_main_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGra
     for part in (slice(0, 3), slice(3, 6)):
         if any(buffer is not None for buffer in main_grads[part]):
             _check_buffers(names[part], main_grads[part], weights[part], layer.x.dtype)
-    _refuse_shared_memory(names, main_grads)
+    _refuse_shared_memory(names, main_grads, (layer.x, *weights))
 
 
-def _refuse_shared_memory(names: Sequence[str], buffers: Sequence[Tensor | None]):
-    """Raises if two buffers, all of them contiguous, overlap."""
+def _refuse_shared_memory(
+    names: Sequence[str], buffers: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
+):
+    """Raises if two buffers, all of them contiguous, overlap, or a buffer overlaps an input."""
     spans = []
     for name, buffer in zip(names, buffers, strict=True):
         if buffer is not None and buffer.numel():
-            spans.append((buffer.data_ptr(), buffer.numel() * buffer.element_size(), name))
+            spans.append((*_span(buffer), name))
     spans.sort(key=lambda span: span[0])
-    for (begin, size, name), (next_begin, _, other) in itertools.pairwise(spans):
-        if next_begin < begin + size:
+    for (_, end, name), (next_begin, _, other) in itertools.pairwise(spans):
+        if next_begin < end:
             raise ValueError(f"{other}: shares memory with {name}")
+    for given in inputs:
+        if given is None or not given.numel():
+            continue
+        begin, end = _span(given)
+        for buffer_begin, buffer_end, name in spans:
+            if begin < buffer_end and buffer_begin < end:
+                raise ValueError(f"{name}: shares memory with a tensor that the backward reads")
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Addresses of its first byte and behind its last one; strides are not negative."""
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes_and_strides)
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _check_buffers(names, buffers, weights, dtype: torch.dtype):
@@ -109,7 +125,7 @@ def main_grads_of(weights: Sequence[Tensor | None], dtype: torch.dtype) -> MainG
         given = [index for index in range(*part.indices(6)) if buffers[index] is not None]
         triple = ([values[index] for index in given] for values in (names, buffers, weights))
         _check_buffers(*triple, dtype)
-    _refuse_shared_memory(names, buffers)
+    _refuse_shared_memory(names, buffers, weights)
     return MainGrads(*buffers)
 
 

@@ -55,7 +55,8 @@ enum class StageRowsBug : int32_t {
 const void* StageRowsKernelAddress();
 
 // Queues the copies, and the question, as one kernel; nothing if there are none. It waits for other
-// ranks on no more than num_sms SMs, a block on each.
+// ranks on no more than num_sms SMs, a block on each. kInvalidArgument: a source overlaps its
+// destination.
 Status LaunchStageRows(const void* kernel, const StageRowsParams& params, int32_t num_sms,
                        int device, void* stream);
 

@@ -183,5 +183,17 @@ TEST(StageRowsTest, EveryByteOfAnySize) {
   }
 }
 
+TEST(StageRowsTest, SourcesDoNotOverlapTheirCopies) {
+  alignas(16) unsigned char rows[96] = {};
+  StageRowsParams params = {};
+  params.num_copies = 1;
+  for (const int source : {16, 48}) {
+    params.copies[0] = {rows + source, rows + 32, 32};
+    const Status status = LaunchStageRows(StageRowsKernelWithBug(0), params, 1, 0, nullptr);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << source;
+    EXPECT_NE(status.message().find("overlaps the part of the symmetric heap"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace mok::testing
