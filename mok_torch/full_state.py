@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mok_torch.errors import as_shared_error
-from mok_torch.groups import DistributedGroup
+from mok_torch.groups import DistributedGroup, exchange_in
+
+_CALL = "full_state_dict"
 
 
 def _moe_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -31,7 +33,7 @@ def _gather(local: Tensor, layer) -> Tensor:
     group = layer.group
     if not isinstance(group, DistributedGroup):
         # Ranks are threads: a peer may train on before this rank has read its tensor.
-        return torch.cat(group.exchange(local.clone(), layer.config.timeout_seconds))
+        return torch.cat(exchange_in(_CALL, group, local.clone(), layer.config.timeout_seconds))
     _meet(layer, None)
     try:
         return _broadcast_all(local, layer)
@@ -45,7 +47,7 @@ def _gather(local: Tensor, layer) -> Tensor:
 def _meet(layer, problem: Exception | None):
     """Names a rank that does not come (RankTimeoutError); raises what other ranks have met with."""
     shared = None if problem is None else as_shared_error(problem)[0]
-    others = layer.group.exchange(shared, layer.config.timeout_seconds)
+    others = exchange_in(_CALL, layer.group, shared, layer.config.timeout_seconds)
     for peer, other in enumerate(others):
         if problem is None and isinstance(other, Exception):
             raise type(other)(f"rank {peer}: {other}")

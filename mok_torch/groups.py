@@ -37,6 +37,26 @@ from mok_torch.store_meetings import meetings_of
 _distributed_workspaces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
+# Everything that makes or grows a workspace begins with the same meeting.
+WORKSPACE_CALL = "a first forward, get_workspace or grow"
+
+
+def exchange_in(call: str, group: Any, value: Any, timeout_seconds: float) -> list[Any]:
+    """group.exchange, as the first one of a collective call.
+
+    Raises:
+      ValueError: on every rank, if they have made different calls. They are in step afterwards.
+    """
+    answers = group.exchange((call, value), timeout_seconds)
+    for rank, (other, _) in enumerate(answers):
+        if other != answers[0][0]:
+            raise ValueError(
+                f"ranks disagree on the collective call: rank 0 called {answers[0][0]}, "
+                f"rank {rank} called {other}"
+            )
+    return [value for _, value in answers]
+
+
 class SingleRank:
     """No group: this rank is alone."""
 

@@ -16,7 +16,13 @@ from mok_torch.checks import refuse_forward_mode, refuse_tracing
 from mok_torch.config import MoKConfig
 from mok_torch.errors import as_shared_error
 from mok_torch.fan_out import fan_out
-from mok_torch.groups import DistributedGroup, SingleRank, as_group
+from mok_torch.groups import (
+    WORKSPACE_CALL,
+    DistributedGroup,
+    SingleRank,
+    as_group,
+    exchange_in,
+)
 from mok_torch.router import (
     Router,
     RouterConfig,
@@ -285,7 +291,7 @@ class MoELayer(nn.Module):
                 arguments, beside = self._prepare(x)
             except Exception as error:
                 self._raise_on_every_rank(error)
-        if self._workspace is None:
+        if self._workspace is None and self.group.size > 1:
             self.reserve(arguments["x"].shape[0])
         with torch.autocast(x.device.type, enabled=False):
             out = functional.moe(
@@ -324,7 +330,8 @@ class MoELayer(nn.Module):
             with self._workspace.reporting_errors(_C.OP_SCHEDULE):
                 raise problem
         # The first forward: they are in get_workspace, whose first exchange takes an exception.
-        self.group.exchange(as_shared_error(problem)[0], self.config.timeout_seconds)
+        shared = as_shared_error(problem)[0]
+        exchange_in(WORKSPACE_CALL, self.group, shared, self.config.timeout_seconds)
         raise problem
 
     def _prepare(self, x: Tensor) -> tuple[dict[str, Any], Tensor | None]:
@@ -398,7 +405,9 @@ class MoELayer(nn.Module):
 
     def global_expert_load(self) -> Tensor:
         """expert_load summed over the ranks of the group. Collective."""
-        loads = self.group.exchange(self.expert_load.tolist(), self.config.timeout_seconds)
+        loads = exchange_in(
+            "global_expert_load", self.group, self.expert_load.tolist(), self.config.timeout_seconds
+        )
         return torch.tensor(loads).sum(dim=0)
 
     def update_expert_bias(self, rate: float = 1e-3, load: Tensor | None = None) -> None:

@@ -1,8 +1,10 @@
 """MoELayer over processes: torch.distributed (gloo) and POSIX shared memory."""
 
+import itertools
 import os
 import weakref
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -116,3 +118,25 @@ def check_compiled_layer(rank, size):
 
 def test_compiles_over_processes(tmp_path):
     spawn(check_compiled_layer, 2, tmp_path)
+
+
+MIXED_CALLS = {
+    "global_expert_load": lambda layer: layer.global_expert_load(),
+    "full_state_dict": lambda layer: layer.full_state_dict(),
+    "a first forward, get_workspace or grow": lambda layer: layer(make_tokens()),
+}
+
+
+def call_different_things(rank, size):
+    layer = make_layer(dist.group.WORLD)
+    for first, second in itertools.permutations(MIXED_CALLS, 2):
+        text = f"disagree on the collective call: rank 0 called {first}, rank 1 called {second}"
+        with pytest.raises(ValueError, match=text):
+            MIXED_CALLS[(first, second)[rank]](layer)
+    # Nobody is a meeting behind.
+    for call in MIXED_CALLS.values():
+        call(layer)
+
+
+def test_ranks_that_call_different_things_are_told_so(tmp_path):
+    spawn(call_different_things, 2, tmp_path)

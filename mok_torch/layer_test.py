@@ -477,3 +477,12 @@ def test_outputs_are_no_views(shape, gradient_block):
 def test_printing_names_rank_and_sizes():
     text = repr(make_layer(InProcessGroup(2).member(1)))
     assert "rank=1 of 2" in text and "experts=3..4" in text and "num_experts=5" in text
+
+
+def test_export_with_any_number_of_tokens():
+    layer = make_layer(None).eval()
+    tokens = torch.export.Dim("tokens")
+    x = torch.randn(20, layer.hidden_size)
+    exported = torch.export.export(layer, (x,), dynamic_shapes=({0: tokens},)).module()
+    for count in (20, 7):
+        assert torch.equal(exported(x[:count]), layer(x[:count]))

@@ -20,7 +20,7 @@ from mok_torch.config import MoKConfig
 from mok_torch.cuda_engine import CudaEngine, cuda_device, is_capturing
 from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
 from mok_torch.errors import RankTimeoutError, as_shared_error
-from mok_torch.groups import SingleRank, as_group
+from mok_torch.groups import WORKSPACE_CALL, SingleRank, as_group, exchange_in
 from mok_torch.scalars import as_integer
 
 # Stands for the cached workspace of one rank and the shapes at hand.
@@ -62,7 +62,7 @@ def _agree(group, make_request: Callable[[], _Request]) -> _Request:
     except Exception as error:  # the other ranks are waiting, whatever it is
         answer = error
         timeout_seconds = MoKConfig().timeout_seconds
-    answers = group.exchange(_portable(answer), timeout_seconds)
+    answers = exchange_in(WORKSPACE_CALL, group, _portable(answer), timeout_seconds)
     if isinstance(answer, Exception):
         raise answer
     for peer, given in enumerate(answers):
@@ -177,7 +177,8 @@ class Workspace:
         if self.ep_size > 1:
             raise ValueError(
                 f"{name}: expected at most {self.num_local_tokens} tokens, the num_local_tokens of "
-                f"the workspace, got {num_tokens} (Workspace.grow makes room)"
+                f"the workspace, got {num_tokens} (Workspace.grow makes room, for a layer "
+                "MoELayer.reserve)"
             )
         # Powers of two: a growing sequence of calls allocates rarely.
         self.grow(1 << max(7, (num_tokens - 1).bit_length()))

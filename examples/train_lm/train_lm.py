@@ -201,7 +201,9 @@ def main(arguments: list[str]) -> None:
         try:
             ranks.launch(train_or_exit, settings.ranks, settings, device=settings.device)
         except torch.multiprocessing.ProcessExitedException as error:
-            sys.exit(error.exit_code)  # the rank has said why
+            if error.exit_code >= 0:
+                sys.exit(error.exit_code)  # the rank has said why
+            sys.exit(f"rank {error.error_index} was killed by signal {-error.exit_code}")
     if leads:
         show_result(console, settings, unigram_entropy(text), begin)
 

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import os
+import signal
 import time
 
 import pytest
@@ -116,6 +118,21 @@ def test_a_failing_rank_ends_the_run():
 def fail_on_rank_1(rank):
     if rank == 1:
         raise RuntimeError("rank 1 fails")
+    time.sleep(3600)
+
+
+def test_a_killed_rank_is_named(monkeypatch):
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    monkeypatch.setattr(train_lm, "train_or_exit", kill_rank_1)
+    with pytest.raises(SystemExit, match="rank 1 was killed by signal 9"):
+        train_lm.main(["train_lm"])
+
+
+def kill_rank_1(rank, settings):
+    del settings
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(3600)
 
 
