@@ -11,6 +11,7 @@
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/sm90/forward_test_kernels.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_megakernel/sm90/testing/small_layer.h"
 
 namespace mok::testing {
 namespace {
@@ -18,24 +19,6 @@ namespace {
 // Relative errors in bf16.
 constexpr double kTensorTolerance = 4e-3;
 constexpr double kRowTolerance = 2e-2;
-
-LayerSpec SmallLayer() {
-  LayerSpec spec;
-  spec.tokens = {9, 20};
-  spec.experts = {2, 2};
-  spec.topk = 2;
-  spec.hidden = 72;
-  spec.intermediate = 40;
-  return spec;
-}
-
-DeviceLayerOptions TwoBlocks() {
-  DeviceLayerOptions options;
-  options.forward.num_sms = 2;
-  options.exchange_tiles = 4;
-  options.token_reduce_tiles = 8;
-  return options;
-}
 
 Tensor RunForward(const LayerData& data, const DeviceLayerOptions& options,
                   const Interleaving& interleaving = {0, 0.1}) {
@@ -70,26 +53,26 @@ Tensor ExpectForward(const LayerSpec& spec, const DeviceLayerOptions& options,
   return first;
 }
 
-TEST(ForwardTest, SmallLayer) { ExpectForward(SmallLayer(), TwoBlocks(), "small layer"); }
+TEST(ForwardTest, SmallLayer) { ExpectForward(SmallLayer(), LayerOnTwoBlocks(), "small layer"); }
 
 TEST(ForwardTest, WidthsThatAreMultiplesOf32UsePermutedColumns) {
   LayerSpec spec = SmallLayer();
   spec.hidden = 96;
   spec.intermediate = 64;
-  ExpectForward(spec, TwoBlocks(), "permuted");
+  ExpectForward(spec, LayerOnTwoBlocks(), "permuted");
   spec.shared_intermediate = 32;
   spec.shared_scale = true;
-  ExpectForward(spec, TwoBlocks(), "permuted, shared expert");
+  ExpectForward(spec, LayerOnTwoBlocks(), "permuted, shared expert");
 }
 
 TEST(ForwardTest, SharedExpertScaleAndClamp) {
   LayerSpec spec = SmallLayer();
   spec.shared_intermediate = 24;
-  ExpectForward(spec, TwoBlocks(), "shared expert");
+  ExpectForward(spec, LayerOnTwoBlocks(), "shared expert");
   spec.shared_scale = true;
   spec.swiglu_limit = 0.5f;
   spec.x_scale = 1;
-  ExpectForward(spec, TwoBlocks(), "shared scale, clamp");
+  ExpectForward(spec, LayerOnTwoBlocks(), "shared scale, clamp");
 }
 
 TEST(ForwardTest, OneRank) {
@@ -97,7 +80,7 @@ TEST(ForwardTest, OneRank) {
   spec.tokens = {150};
   spec.experts = {3};
   spec.shared_intermediate = 8;
-  ExpectForward(spec, TwoBlocks(), "one rank, two token blocks");
+  ExpectForward(spec, LayerOnTwoBlocks(), "one rank, two token blocks");
 }
 
 TEST(ForwardTest, ThreeRanksUnevenTokensAndExperts) {
@@ -105,12 +88,12 @@ TEST(ForwardTest, ThreeRanksUnevenTokensAndExperts) {
   spec.tokens = {0, 5, 17};
   spec.experts = {3, 2, 2};  // seven experts
   spec.topk = 3;
-  ExpectForward(spec, TwoBlocks(), "uneven");
+  ExpectForward(spec, LayerOnTwoBlocks(), "uneven");
   spec.shared_intermediate = 8;
   spec.experts = {4, 0, 1};
-  ExpectForward(spec, TwoBlocks(), "a rank without experts");
+  ExpectForward(spec, LayerOnTwoBlocks(), "a rank without experts");
   spec.tokens = {0, 0, 0};
-  RunForward(LayerData(spec), TwoBlocks());
+  RunForward(LayerData(spec), LayerOnTwoBlocks());
 }
 
 TEST(ForwardTest, MissingAndRepeatedRoutes) {
@@ -121,25 +104,15 @@ TEST(ForwardTest, MissingAndRepeatedRoutes) {
     return token == 7 ? -1 : kIds[k];
   };
   spec.weight = [](int64_t, int k) { return k == 1 ? 0.0f : 0.75f; };
-  DeviceLayerOptions options = TwoBlocks();
+  DeviceLayerOptions options = LayerOnTwoBlocks();
   options.id_bytes = 4;
   ExpectForward(spec, options, "routes 3, 3, -1, -1");
 }
 
 // Several macrobatches: slots of the ring are used again.
-LayerSpec LongLayer() {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {70, 90};
-  spec.experts = {2, 3};
-  spec.topk = 3;
-  spec.hidden = 40;
-  spec.intermediate = 24;
-  return spec;
-}
-
 TEST(ForwardTest, SeveralMacrobatches) {
   for (const int64_t macrobatch : {1, 2}) {
-    DeviceLayerOptions options = TwoBlocks();
+    DeviceLayerOptions options = LayerOnTwoBlocks();
     options.forward.minibatch_rows = 128;
     options.forward.macrobatch_rows = macrobatch * 128;
     ExpectForward(LongLayer(), options, StrCat("macrobatch of ", macrobatch));
@@ -148,35 +121,35 @@ TEST(ForwardTest, SeveralMacrobatches) {
 
 TEST(ForwardTest, BitsDoNotDependOnHowItRuns) {
   const LayerData data(LongLayer());
-  const Tensor expected = RunForward(data, TwoBlocks());
+  const Tensor expected = RunForward(data, LayerOnTwoBlocks());
   const auto expect_same = [&](const DeviceLayerOptions& options, const std::string& label) {
     EXPECT_EQ(RunForward(data, options, {5, 0.1}), expected) << label;
   };
   for (const int32_t num_sms : {1, 3, 5}) {
-    DeviceLayerOptions options = TwoBlocks();
+    DeviceLayerOptions options = LayerOnTwoBlocks();
     options.forward.num_sms = num_sms;
     expect_same(options, StrCat(num_sms, " SMs"));
   }
   for (const int32_t num_comm_sms : {1, 2}) {
-    DeviceLayerOptions options = TwoBlocks();
+    DeviceLayerOptions options = LayerOnTwoBlocks();
     options.forward.num_sms = 3;
     options.forward.num_comm_sms = num_comm_sms;
     expect_same(options, StrCat(num_comm_sms, " SMs for exchange only"));
   }
   for (const int64_t minibatch : {1, 2, 3}) {
     for (const int64_t macrobatch : {1, 2, 3, 8}) {
-      DeviceLayerOptions options = TwoBlocks();
+      DeviceLayerOptions options = LayerOnTwoBlocks();
       options.forward.minibatch_rows = minibatch * 128;
       options.forward.macrobatch_rows = macrobatch * 128;
       expect_same(options, StrCat("minibatch ", minibatch, ", macrobatch ", macrobatch));
     }
   }
-  DeviceLayerOptions panels = TwoBlocks();
+  DeviceLayerOptions panels = LayerOnTwoBlocks();
   panels.forward.minibatch_rows = 3 * 128;
   panels.output_panel_blocks = 2;
   panels.gate_up_panel_blocks = 1;
   expect_same(panels, "panels");
-  DeviceLayerOptions exchange = TwoBlocks();
+  DeviceLayerOptions exchange = LayerOnTwoBlocks();
   exchange.exchange_tiles = 1;
   exchange.token_reduce_tiles = 1;
   exchange.chunk_bytes = 32;
@@ -206,14 +179,14 @@ TEST(ForwardTest, FusedReductionHasTheSameBits) {
   for (const int topk : {1, 4, 9}) {
     spec.topk = topk;
     spec.shared_scale = topk != 4;
-    ExpectSameBitsFused(spec, TwoBlocks(), StrCat(topk, " routes"));
+    ExpectSameBitsFused(spec, LayerOnTwoBlocks(), StrCat(topk, " routes"));
   }
   spec.hidden = 192;  // permuted columns; whole tiles
   spec.intermediate = 64;
   spec.shared_intermediate = 32;
   for (const int topk : {1, 3}) {
     spec.topk = topk;
-    ExpectSameBitsFused(spec, TwoBlocks(), StrCat("permuted, ", topk, " routes"));
+    ExpectSameBitsFused(spec, LayerOnTwoBlocks(), StrCat("permuted, ", topk, " routes"));
   }
 }
 
@@ -226,7 +199,7 @@ TEST(ForwardTest, FusedReductionOfMissingRoutesAndManyTokens) {
     spec.route = [](int64_t token, int k) -> int64_t {
       return (token + k) % 3 == 0 || token == 7 ? -1 : (token + k) % 4;
     };
-    DeviceLayerOptions options = TwoBlocks();
+    DeviceLayerOptions options = LayerOnTwoBlocks();
     options.id_bytes = topk == 1 ? 4 : 8;
     ExpectSameBitsFused(spec, options, StrCat("missing routes, ", topk));
   }
@@ -238,13 +211,13 @@ TEST(ForwardTest, FusedReductionHoweverItRuns) {
   spec.tokens = {0, 5, 17};
   spec.experts = {4, 0, 1};
   spec.topk = 3;
-  ExpectSameBitsFused(spec, TwoBlocks(), "uneven ranks");
-  DeviceLayerOptions options = TwoBlocks();
+  ExpectSameBitsFused(spec, LayerOnTwoBlocks(), "uneven ranks");
+  DeviceLayerOptions options = LayerOnTwoBlocks();
   options.forward.num_sms = 3;
   options.forward.num_comm_sms = 1;
   options.forward.minibatch_rows = options.forward.macrobatch_rows = 128;
   ExpectSameBitsFused(spec, options, "an SM for exchange only");
-  options = TwoBlocks();
+  options = LayerOnTwoBlocks();
   options.own_devices = false;
   ExpectSameBitsFused(spec, options, "three virtual ranks");
   spec.topk = 1;
@@ -256,13 +229,13 @@ TEST(ForwardTest, BitsDoNotDependOnEpSize) {
   spec.shared_intermediate = 16;
   spec.tokens = {36};
   spec.experts = {6};
-  const Tensor expected = RunForward(LayerData(spec), TwoBlocks());
+  const Tensor expected = RunForward(LayerData(spec), LayerOnTwoBlocks());
   spec.tokens = {16, 20};
   spec.experts = {3, 3};
-  EXPECT_EQ(RunForward(LayerData(spec), TwoBlocks()), expected);
+  EXPECT_EQ(RunForward(LayerData(spec), LayerOnTwoBlocks()), expected);
   spec.tokens = {30, 0, 6};
   spec.experts = {1, 3, 2};
-  EXPECT_EQ(RunForward(LayerData(spec), TwoBlocks()), expected);
+  EXPECT_EQ(RunForward(LayerData(spec), LayerOnTwoBlocks()), expected);
 }
 
 // Ranks that share a device and run one after the other.
@@ -272,21 +245,21 @@ TEST(ForwardTest, VirtualRanks) {
   spec.experts = {1, 1, 1, 1, 1, 1, 1, 1};
   spec.topk = 3;
   spec.shared_intermediate = 8;
-  DeviceLayerOptions options = TwoBlocks();
+  DeviceLayerOptions options = LayerOnTwoBlocks();
   options.own_devices = false;
   const Tensor out = ExpectForward(spec, options, "eight virtual ranks");
   spec.tokens = {20, 16};
   spec.experts = {4, 4};
-  EXPECT_EQ(RunForward(LayerData(spec), TwoBlocks()), out);
+  EXPECT_EQ(RunForward(LayerData(spec), LayerOnTwoBlocks()), out);
 }
 
 // Passes follow each other without the host: counters, tickets and flags are ready for the next.
 TEST(ForwardTest, PassesFollowEachOther) {
   const LayerData data(SmallLayer());
-  const Tensor expected = RunForward(data, TwoBlocks());
+  const Tensor expected = RunForward(data, LayerOnTwoBlocks());
   for (const Interleaving& interleaving : kInterleavings) {
     StartCase(interleaving);
-    DeviceLayer layer(data, TwoBlocks(), SmallForwardKernel);
+    DeviceLayer layer(data, LayerOnTwoBlocks(), SmallForwardKernel);
     for (int pass = 0; pass < 3; ++pass) ASSERT_EQ(layer.LaunchAll(), OkStatus());
     const emulator::Report report = emulator::Run();
     EXPECT_TRUE(report.ok) << report.kind << ": " << report.text;
@@ -296,7 +269,7 @@ TEST(ForwardTest, PassesFollowEachOther) {
 
 // Schedule kernel and forward kernel in one stream: the host never learns how many rows there are.
 TEST(ForwardTest, ScheduleOfTheDevice) {
-  DeviceLayerOptions options = TwoBlocks();
+  DeviceLayerOptions options = LayerOnTwoBlocks();
   LayerSpec spec = LongLayer();
   options.forward.macrobatch_rows = 256;
   const Tensor expected = RunForward(LayerData(spec), options);
@@ -311,7 +284,7 @@ TEST(ForwardTest, ATraceHoldsEveryTask) {
   constexpr int kConsumerWarp = 0, kSchedulerWarp = 9;
   const LayerData data(LongLayer());
   StartCase({1, 0.1});
-  DeviceLayerOptions options = TwoBlocks();
+  DeviceLayerOptions options = LayerOnTwoBlocks();
   options.trace_capacity = 512;
   DeviceLayer layer(data, options, SmallForwardKernel);
   layer.Poison();
@@ -346,7 +319,7 @@ TEST(ForwardTest, DeadRankIsNamed) {
     emulator::Options options = emulator::CurrentOptions();
     options.fast_forward = true;
     emulator::Configure(options);
-    DeviceLayer layer(data, TwoBlocks(), SmallForwardKernel);
+    DeviceLayer layer(data, LayerOnTwoBlocks(), SmallForwardKernel);
     ASSERT_EQ(layer.Launch(1, PassMode::kWhole), OkStatus());  // rank 0 is dead
     ASSERT_EQ(runtime::Synchronize(), OkStatus()) << "the kernel ends";
     const Status status = layer.CheckRecords();

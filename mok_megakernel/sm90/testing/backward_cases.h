@@ -9,29 +9,9 @@
 #include "mok_megakernel/sm90/forward_test_kernels.h"
 #include "mok_megakernel/sm90/testing/device_backward.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_megakernel/sm90/testing/small_layer.h"
 
 namespace mok::testing {
-
-inline LayerSpec SmallLayer() {
-  LayerSpec spec;
-  spec.tokens = {9, 20};
-  spec.experts = {2, 2};
-  spec.topk = 2;
-  spec.hidden = 72;
-  spec.intermediate = 40;
-  return spec;
-}
-
-// Several macrobatches, experts that cross them, slots of the ring that are used again.
-inline LayerSpec LongLayer() {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {70, 90};
-  spec.experts = {2, 3};
-  spec.topk = 3;
-  spec.hidden = 40;
-  spec.intermediate = 24;
-  return spec;
-}
 
 struct BackwardCase {
   DeviceLayerOptions layer;
@@ -40,9 +20,7 @@ struct BackwardCase {
 
 inline BackwardCase TwoBlocks() {
   BackwardCase options;
-  options.layer.forward.num_sms = 2;
-  options.layer.exchange_tiles = 4;
-  options.layer.token_reduce_tiles = 8;
+  options.layer = LayerOnTwoBlocks();
   return options;
 }
 
