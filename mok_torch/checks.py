@@ -10,8 +10,8 @@ from torch.autograd import forward_ad
 
 from mok_torch import _C
 from mok_torch.accepted_calls import ALIGNMENT
-from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
-from mok_torch.scalars import as_integer, as_number
+from mok_torch.dtypes import as_dtype
+from mok_torch.scalars import MAX_SIZE, as_integer, as_positive_number
 
 
 class ArgumentNames(NamedTuple):
@@ -85,21 +85,66 @@ class LayerTensors(NamedTuple):
         return 0 if self.shared is None else self.shared.gate.shape[0]
 
 
-def require_tensor(name: str, value, device: torch.device | None = None) -> Tensor:
-    """The value, if it is a dense tensor on the device; None: on a CPU or a GPU."""
+def require_dense(name: str, value, device: torch.device | None = None) -> Tensor:
+    """The value, if it is a dense tensor on the device; None: on a CPU or a GPU.
+
+    Its values may be elsewhere, as those of a tensor that is traced are.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    if device is None and value.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name}: expected device cpu or cuda, got {value.device}")
+    if value.is_nested:  # before anything that asks for its shape or its device
+        raise TypeError(f"{name}: expected a dense tensor, got a nested tensor")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name}: expected layout torch.strided, got {value.layout}")
     if value.is_cuda and not _C.CUDA_BUILT:
         raise ValueError(
             f"{name}: expected device cpu (this build has no CUDA engine), got {value.device}"
         )
     if device is not None and value.device != device:
         raise ValueError(f"{name}: expected device {device}, got {value.device}")
-    if value.layout is not torch.strided:
-        raise TypeError(f"{name}: expected layout torch.strided, got {value.layout}")
+    if value.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected device cpu or cuda, got {value.device}")
     return value
+
+
+def require_memory(name: str, value: Tensor):
+    """Raises unless a dense tensor's values lie at its address, where the engine reads them."""
+    kind = type(value)
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        hint = " (see to_local() and full_tensor())" if hasattr(value, "to_local") else ""
+        raise TypeError(
+            f"{name}: expected a tensor with memory of its own, got a {kind.__name__}{hint}"
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise NotImplementedError(f"{name}: torch.func's transforms are not supported")
+
+
+def require_tensor(name: str, value, device: torch.device | None = None) -> Tensor:
+    """The value, if it is a dense tensor on the device whose memory the engine can read."""
+    require_dense(name, value, device)
+    require_memory(name, value)
+    return value
+
+
+def require_input(name: str, value, function: str, device: torch.device | None = None) -> Tensor:
+    """require_dense for a function that may be traced; require_tensor where nobody does so."""
+    require_dense(name, value, device)
+    if not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        require_memory(name, value)
+    refuse_forward_mode(name, value, function)
+    return value
+
+
+def as_device(device) -> torch.device | None:
+    """What PyTorch takes for a device; None: its default."""
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}") from error
 
 
 def refuse_forward_mode(name: str, value: Tensor, function: str):
@@ -112,8 +157,28 @@ def refuse_forward_mode(name: str, value: Tensor, function: str):
         )
 
 
+# Of torch.func, by PyTorch's names; functionalize needs no rule of an operator.
+_REFUSED_TRANSFORMS = {
+    "Grad": "torch.func's gradients (grad, vjp, jacrev) are not supported; use "
+    "torch.autograd.grad or backward()",
+    "Jvp": "torch.func's forward-mode differentiation (jvp, jacfwd) is not supported; use reverse "
+    "mode: torch.autograd.grad or backward()",
+    "Vmap": "torch.vmap is not supported; pass all tokens in one call, in any leading dimensions",
+}
+
+
+def refuse_transforms(function: str):
+    """Raises under a transform of torch.func that autograd functions of a call do not know."""
+    if torch.compiler.is_compiling():
+        return
+    for transform in torch._C._functorch.get_interpreter_stack() or ():
+        refusal = _REFUSED_TRANSFORMS.get(transform.key().name)
+        if refusal is not None:
+            raise NotImplementedError(f"{function}: {refusal}")
+
+
 def refuse_tracing(function: str):
-    """Raises under a transform that autograd functions or operators of a call do not know."""
+    """Raises where calls are recorded, or transformed, in a way that they do not know."""
     if torch.compiler.is_compiling():
         return
     if torch.jit.is_tracing():
@@ -121,12 +186,7 @@ def refuse_tracing(function: str):
             f"{function}: torch.jit.trace would take this batch's sizes for constants; use "
             "torch.compile or torch.export"
         )
-    transforms = torch._C._functorch.get_interpreter_stack() or ()
-    if any(transform.key().name == "Grad" for transform in transforms):
-        raise NotImplementedError(
-            f"{function}: torch.func's gradients (grad, vjp, jacrev) are not supported; use "
-            "torch.autograd.grad or backward()"
-        )
+    refuse_transforms(function)
 
 
 def require_contiguous(name: str, value: Tensor):
@@ -156,7 +216,7 @@ def require_shape(name: str, value: Tensor, shape: tuple[int, ...], letters: str
 
 def dense(value: Tensor) -> Tensor:
     """The tensor, or a copy of it, contiguous and aligned as kernels load it."""
-    value = value.contiguous()
+    value = value.contiguous().resolve_neg()
     if value.is_cuda and value.data_ptr() % ALIGNMENT:
         return value.clone()
     return value
@@ -170,8 +230,7 @@ def _multiple_of_8(name: str, size: int, letter: str):
 def check_default(x, choices: Tensor, name: str):
     """What the default workspace takes its shapes from. choices: [..., K], called `name`."""
     require_tensor("x", x)
-    if x.dtype not in ENGINE_DTYPES:
-        raise TypeError(f"x: expected {describe_dtypes()}, got {x.dtype}")
+    as_dtype("x", x.dtype)
     if x.dim() < 1:
         raise ValueError("x: expected shape [..., H], got []")
     _multiple_of_8("x", x.shape[-1], "H")
@@ -185,8 +244,7 @@ def check_default(x, choices: Tensor, name: str):
 def check_x(x, workspace) -> Tensor:
     """x as [T, H]."""
     require_tensor("x", x, workspace.device)
-    if x.dtype not in ENGINE_DTYPES:
-        raise TypeError(f"x: expected {describe_dtypes()}, got {x.dtype}")
+    as_dtype("x", x.dtype)
     require_dtype("x", x, workspace.dtype, " (the workspace's dtype)")
     if x.dim() < 1 or x.shape[-1] != workspace.hidden_size:
         raise ValueError(
@@ -201,10 +259,7 @@ def check_topk_idx(
 ) -> Tensor:
     """topk_idx as int64 [T, K] (int32 may stay on a GPU). The engine checks the ids themselves."""
     require_tensor(names.topk_idx, topk_idx, workspace.device)
-    if topk_idx.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"{names.topk_idx}: expected torch.int64 or torch.int32, got {topk_idx.dtype}"
-        )
+    as_dtype(names.topk_idx, topk_idx.dtype, (torch.int64, torch.int32))
     require_shape(names.topk_idx, topk_idx, (*leading, workspace.topk), "[..., K]")
     routes = topk_idx.reshape(-1, workspace.topk)
     return dense(routes if routes.is_cuda else routes.to(torch.int64))
@@ -289,14 +344,9 @@ def check_layer(
 
 def check_num_experts(num_experts) -> int | None:
     """None or an int >= 1."""
-    return as_integer("num_experts", num_experts, 1, 2**31 - 1, optional=True)
+    return as_integer("num_experts", num_experts, 1, MAX_SIZE, optional=True)
 
 
 def check_swiglu_limit(limit) -> float:
     """The C API's form: 0 is "no clamp"."""
-    if limit is None:
-        return 0.0
-    number = as_number("swiglu_limit", limit, optional=True)
-    if not number > 0:  # a NaN is not
-        raise ValueError(f"swiglu_limit: expected a number > 0 or None, got {limit}")
-    return number
+    return as_positive_number("swiglu_limit", limit, optional=True) or 0.0

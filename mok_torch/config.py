@@ -7,10 +7,9 @@ import dataclasses
 import torch
 
 from mok_torch import _C
-from mok_torch.scalars import as_integer, as_number
+from mok_torch.scalars import MAX_SIZE, as_choice, as_integer, as_number
 
 _MAX_WORKERS = 1024
-_MAX_ROWS = 2**31 - 1
 _MAX_TIMEOUT_SECONDS = 1e9  # thirty years: what clocks and locks of every kind can count to
 
 
@@ -56,14 +55,12 @@ class MoKConfig:
         self._set_integer("bwd_num_comm_sms", 0, _MAX_WORKERS)
         self._set_integer("num_sms", 1, _MAX_WORKERS, optional=True)
         self._check_num_comm_sms()
-        self._set_integer("minibatch_size", 1, _MAX_ROWS, optional=True)
-        if self.macrobatch_size != -1:
-            self._set_integer("macrobatch_size", 1, _MAX_ROWS, optional=True)
-        else:
-            self._set_integer("macrobatch_size", -1, -1)
+        self._set_integer("minibatch_size", 1, MAX_SIZE, optional=True)
+        self._set_integer("macrobatch_size", -1, MAX_SIZE, optional=True)
+        if self.macrobatch_size == 0:
+            raise ValueError(f"macrobatch_size: expected -1 or 1 to {MAX_SIZE}, got 0")
         self._set_integer("num_threads", 1, _MAX_WORKERS, optional=True)
-        if self.isa is not None and self.isa not in _C.ISA_NAMES:
-            raise ValueError(f"isa: expected None or one of {_C.ISA_NAMES}, got {self.isa!r}")
+        as_choice("isa", self.isa, _C.ISA_NAMES, optional=True)
         timeout = as_number("timeout_seconds", self.timeout_seconds)
         if not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
             raise ValueError(

@@ -1,5 +1,8 @@
 """The dtypes that the engine computes in."""
 
+from collections.abc import Collection
+from typing import Any
+
 import torch
 
 from mok_torch import _C
@@ -8,6 +11,11 @@ from mok_torch import _C
 ENGINE_DTYPES = {torch.bfloat16: _C.BF16, torch.float32: _C.FP32}
 
 
-def describe_dtypes() -> str:
-    """The names of ENGINE_DTYPES, for error texts."""
-    return " or ".join(str(dtype) for dtype in ENGINE_DTYPES)
+def as_dtype(
+    name: str, value: Any, choices: Collection[torch.dtype] = ENGINE_DTYPES
+) -> torch.dtype:
+    """The value, if it is one of the dtypes; TypeError if not."""
+    if not isinstance(value, torch.dtype) or value not in choices:
+        expected = " or ".join(dict.fromkeys(map(str, choices)))  # each once
+        raise TypeError(f"{name}: expected {expected}, got {value!r}")
+    return value

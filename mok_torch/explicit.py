@@ -18,6 +18,7 @@ from mok_torch.checks import (
     check_swiglu_limit,
     check_topk_idx,
     dense,
+    refuse_tracing,
     require_dtype,
     require_shape,
     require_tensor,
@@ -118,6 +119,7 @@ def build_schedule(
         built = explicit_cuda.build_schedule(place, call, top_experts)
         return Schedule(built, plan, workspace)
     with workspace.reporting_errors(_C.OP_SCHEDULE):
+        refuse_tracing("build_schedule")
         config = _check_config(config)
         num_experts = check_num_experts(num_experts)
         require_tensor("top_experts", top_experts)
@@ -187,6 +189,7 @@ def forward(
     if call is not None:
         return _forward_on_gpu(place, call, schedule, place.key.addresses, x)
     with workspace.reporting_errors(_C.OP_FORWARD), torch.no_grad():
+        refuse_tracing("forward")
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
@@ -241,6 +244,7 @@ def recompute_forward_context(
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
     with workspace.reporting_errors(_C.OP_BACKWARD):
+        refuse_tracing("recompute_forward_context")
         _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
@@ -308,6 +312,7 @@ def backward(
         explicit_cuda.backward(place, call, schedule.engine, inputs, held, operands)
         return _results(grads)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
+        refuse_tracing("backward")
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)

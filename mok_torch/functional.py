@@ -18,9 +18,8 @@ from mok_torch.accepted_calls import exactly
 from mok_torch.checks import (
     check_num_experts,
     check_swiglu_limit,
-    refuse_forward_mode,
     refuse_tracing,
-    require_tensor,
+    require_input,
 )
 from mok_torch.config import MoKConfig
 from mok_torch.custom_ops import moe_forward
@@ -36,6 +35,7 @@ from mok_torch.explicit import (
 from mok_torch.groups import InProcessGroup
 from mok_torch.main_grads import main_grads_of
 from mok_torch.plan import Plan, make_plan
+from mok_torch.scalars import as_flag
 from mok_torch.workspace import DEFAULT_HANDLE, Workspace, create_workspace, get_workspace
 
 __all__ = [
@@ -126,7 +126,7 @@ def moe(
     Raises:
       ValueError, TypeError: on every rank, before anything runs; the text names the argument.
       RankTimeoutError: a rank did not come.
-      NotImplementedError: forward-mode differentiation; a second backward.
+      NotImplementedError: transforms of torch.func, forward-mode; a second backward.
     """
     arguments = (x, topk_idx, topk_weight, w_gate, w_up, w_down)
     options = (shared, workspace, config, swiglu_limit, num_experts)
@@ -144,7 +144,7 @@ def _moe(arguments, shared, workspace, config, swiglu_limit, num_experts, fuses:
     is_direct = moe_cuda.applies(x)
     key = known = None
     if is_direct and (not fuses or _need_no_cast(x, arguments, shared)):
-        settings = ("moe", config, exactly(swiglu_limit), exactly(num_experts), fuses)
+        settings = ("moe", config, exactly(swiglu_limit), exactly(num_experts), exactly(fuses))
         key, known = moe_cuda.find(arguments, shared, workspace, settings)
     if known is not None:
         tensors = _layer_tensors(arguments, shared)
@@ -154,6 +154,7 @@ def _moe(arguments, shared, workspace, config, swiglu_limit, num_experts, fuses:
         return moe_cuda.run(known, tensors)
     with _reporting_errors(workspace):
         refuse_tracing("moe")
+        as_flag("gradient_accumulation_fusion", fuses)
         _check_types(arguments, shared, config)
         swiglu_limit = check_swiglu_limit(swiglu_limit) or None
         num_experts = check_num_experts(num_experts)
@@ -249,8 +250,7 @@ def _check_types(tensors, shared, config):
         given = zip(SharedExpert._fields, SharedExpert(*shared), strict=True)
         named |= {f"shared.{name}": value for name, value in given if value is not None}
     for name, tensor in named.items():
-        require_tensor(name, tensor)
-        refuse_forward_mode(name, tensor, "moe")
+        require_input(name, tensor, "moe")
     for name, dimensions in (("x", 1), ("topk_idx", 1), ("w_gate", 3)):
         if named[name].dim() < dimensions:
             raise ValueError(

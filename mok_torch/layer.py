@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import math
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -12,9 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from mok_torch import _C, full_state, functional, ops
-from mok_torch.checks import refuse_forward_mode, refuse_tracing
+from mok_torch.checks import (
+    as_device,
+    check_swiglu_limit,
+    refuse_tracing,
+    require_input,
+)
 from mok_torch.config import MoKConfig
+from mok_torch.dtypes import as_dtype
 from mok_torch.errors import as_shared_error
+from mok_torch.experts import Experts, SharedExpert, cast, draw, expert_range, output_gate
 from mok_torch.fan_out import fan_out
 from mok_torch.groups import (
     WORKSPACE_CALL,
@@ -28,9 +33,8 @@ from mok_torch.router import (
     RouterConfig,
     Routes,
     count_routes,
-    position_independent_sigmoid,
 )
-from mok_torch.scalars import as_integer, as_number
+from mok_torch.scalars import MAX_SIZE, as_choice, as_flag, as_integer, as_number
 
 if torch.distributed.is_available():
     # PyTorch imports this at the first call of an operator. Were there a process group by then, its
@@ -40,72 +44,6 @@ if torch.distributed.is_available():
 
 # What the experts' matrix products read and write; sums are float32 in all of them.
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-def expert_range(num_experts: int, size: int, rank: int) -> tuple[int, int]:
-    """First expert and end of the experts of a rank; sizes differ by one at most, larger first."""
-    share, larger = divmod(num_experts, size)
-    begin = rank * share + min(rank, larger)
-    return begin, begin + share + (rank < larger)
-
-
-def output_gate(x: Tensor, gate_weight: Tensor) -> Tensor:
-    """sigmoid(gate_weight x) of tokens x [T, H] and gate_weight [1, H], fp32 [T]."""
-    return position_independent_sigmoid(ops.router_logits(x, gate_weight)).squeeze(-1)
-
-
-class Experts(nn.Module):
-    """The weights of this rank's routed experts.
-
-    Attributes:
-      first: global id of local expert 0.
-      w_gate, w_up: parameters [El, I, H].
-      w_down: parameter [El, H, I].
-    """
-
-    def __init__(self, hidden_size: int, intermediate_size: int, owned: tuple[int, int], **factory):
-        super().__init__()
-        self.first, end = owned
-        local = end - self.first
-        self.w_gate = _parameter(local, intermediate_size, hidden_size, **factory)
-        self.w_up = _parameter(local, intermediate_size, hidden_size, **factory)
-        self.w_down = _parameter(local, hidden_size, intermediate_size, **factory)
-
-    def extra_repr(self) -> str:
-        local, intermediate, hidden = self.w_gate.shape
-        owned = f"{self.first}..{self.first + local - 1}" if local else "none"
-        return f"experts={owned}, hidden_size={hidden}, intermediate_size={intermediate}"
-
-
-class SharedExpert(nn.Module):
-    """The weights of the expert that every token visits; replicated on every rank.
-
-    Attributes:
-      w_gate, w_up: parameters [I_s, H].
-      w_down: parameter [H, I_s].
-      gate_weight: parameter [1, H] of the output gate sigmoid(gate_weight x), or None.
-    """
-
-    def __init__(self, hidden_size: int, intermediate_size: int, gated: bool, **factory):
-        super().__init__()
-        self.w_gate = _parameter(intermediate_size, hidden_size, **factory)
-        self.w_up = _parameter(intermediate_size, hidden_size, **factory)
-        self.w_down = _parameter(hidden_size, intermediate_size, **factory)
-        self.gate_weight = _parameter(1, hidden_size, **factory) if gated else None
-
-    def as_argument(self, x: Tensor, dtype: torch.dtype | None) -> functional.SharedExpert:
-        """What functional.moe takes for tokens x [T, H]; dtype: None: the parameters themselves."""
-        return functional.SharedExpert(
-            _as_dtype(self.w_gate, dtype),
-            _as_dtype(self.w_up, dtype),
-            _as_dtype(self.w_down, dtype),
-            None if self.gate_weight is None else output_gate(x, self.gate_weight),
-        )
-
-    def extra_repr(self) -> str:
-        intermediate, hidden = self.w_gate.shape
-        gated = self.gate_weight is not None
-        return f"hidden_size={hidden}, intermediate_size={intermediate}, gated={gated}"
 
 
 class MoELayer(nn.Module):
@@ -198,21 +136,27 @@ class MoELayer(nn.Module):
         shared_intermediate_size = _check_size(
             "shared_intermediate_size", shared_intermediate_size, 0
         )
-        if shared_gate and shared_intermediate_size == 0:
+        if as_flag("shared_gate", shared_gate) and shared_intermediate_size == 0:
             raise ValueError("shared_gate needs a shared expert: shared_intermediate_size is 0")
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        as_dtype("dtype", dtype, PRECISIONS.values())
+        device = as_device(device)
         self.precision = _check_precision(precision, dtype)
-        self.swiglu_limit = _check_swiglu_limit(swiglu_limit)
+        self.swiglu_limit = check_swiglu_limit(swiglu_limit) or None
         self.config = MoKConfig() if config is None else config
         if not isinstance(self.config, MoKConfig):
             raise TypeError(f"config: expected a MoKConfig, got {type(config).__name__}")
-        self.gradient_block = as_integer("gradient_block", gradient_block, 1, optional=True)
+        self.gradient_block = as_integer(
+            "gradient_block", gradient_block, 1, MAX_SIZE, optional=True
+        )
+        self.gradient_accumulation_fusion = as_flag(
+            "gradient_accumulation_fusion", gradient_accumulation_fusion
+        )
         if gradient_accumulation_fusion and self.gradient_block is not None:
             raise ValueError(
                 f"gradient_block: expected None with gradient_accumulation_fusion, got "
                 f"{self.gradient_block}"
             )
-        self.gradient_accumulation_fusion = gradient_accumulation_fusion
         self.group = as_group(group)
         self._workspace: functional.Workspace | None = None
 
@@ -250,8 +194,11 @@ class MoELayer(nn.Module):
         first forward when ranks pass more tokens later than at first (a forward with too many
         raises ValueError), and before torch.compile, which cannot trace it.
         """
+        try:
+            tokens = as_integer("max_tokens_per_rank", max_tokens_per_rank, 0, MAX_SIZE)
+        except Exception as error:
+            self._raise_in_meeting(error)
         if self.group.size == 1:
-            as_integer("max_tokens_per_rank", max_tokens_per_rank, 0)
             return  # functional.moe grows the workspace of a single rank itself
         # Held weakly by self.group: a layer must not keep a process group from being destroyed.
         group = self.group.group if isinstance(self.group, DistributedGroup) else self.group
@@ -259,7 +206,7 @@ class MoELayer(nn.Module):
             self.config,
             group,
             device=self.router.weight.device,
-            num_local_tokens=max_tokens_per_rank,
+            num_local_tokens=tokens,
             hidden_size=self.hidden_size,
             topk=self.router.config.top_k,
             dtype=PRECISIONS[self.precision],
@@ -272,13 +219,14 @@ class MoELayer(nn.Module):
         Each expert has a random sequence of its own, seeded from PyTorch's default CPU generator:
         ranks that were seeded alike hold the same full layer, for every EP size.
         """
+        std = as_number("std", std, 0.0)
         seed = int(torch.randint(2**62, (), device="cpu"))
         for name, parameter in self.named_parameters():
             if not name.startswith("experts."):
-                _draw(parameter, std, seed, name)
+                draw(parameter, std, seed, name)
         for name, parameter in self.experts.named_parameters():
             for expert, weight in enumerate(parameter, start=self.experts.first):
-                _draw(weight, std, seed, name, expert)
+                draw(weight, std, seed, name, expert)
         if self.router.expert_bias is not None:
             self.router.expert_bias.zero_()
 
@@ -309,27 +257,20 @@ class MoELayer(nn.Module):
 
     def _check_input(self, x: Tensor) -> None:
         refuse_tracing("MoELayer")
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x: expected a torch.Tensor, got {type(x).__name__}")
-        if x.layout != torch.strided or x.is_nested:
-            kind = "a nested tensor" if x.is_nested else x.layout
-            raise TypeError(f"x: expected a dense tensor, got {kind}")
+        require_input("x", x, "MoELayer", self.router.weight.device)
         if x.dim() == 0 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
-        if x.dtype not in tuple(PRECISIONS.values()):  # a tuple: for PyTorch 2.8's Dynamo
-            raise TypeError(f"x: expected torch.bfloat16 or torch.float32, got {x.dtype}")
-        if x.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"x: expected device cpu or cuda, got {x.device}")
-        if x.device != self.router.weight.device:
-            raise ValueError(f"x: expected device {self.router.weight.device}, got {x.device}")
-        refuse_forward_mode("x", x, "MoELayer")
+        as_dtype("x", x.dtype, tuple(PRECISIONS.values()))  # a tuple: for PyTorch 2.8's Dynamo
 
     def _raise_on_every_rank(self, problem: Exception) -> NoReturn:
         """Raises here and in the other ranks, which are waiting for this one in their forwards."""
         if self._workspace is not None:
             with self._workspace.reporting_errors(_C.OP_SCHEDULE):
                 raise problem
-        # The first forward: they are in get_workspace, whose first exchange takes an exception.
+        self._raise_in_meeting(problem)
+
+    def _raise_in_meeting(self, problem: Exception) -> NoReturn:
+        """Raises here and in the others, which are in get_workspace: it takes an exception."""
         shared = as_shared_error(problem)[0]
         exchange_in(WORKSPACE_CALL, self.group, shared, self.config.timeout_seconds)
         raise problem
@@ -351,7 +292,7 @@ class MoELayer(nn.Module):
             # Where they are to be found by their main_grad, moe casts them.
             weight_dtype = None if self.gradient_accumulation_fusion else dtype
             for name in ("w_gate", "w_up", "w_down"):
-                arguments[name] = _as_dtype(getattr(self.experts, name), weight_dtype)
+                arguments[name] = cast(getattr(self.experts, name), weight_dtype)
             beside = None
             if self.shared_expert is not None and self.gradient_block is None:
                 arguments["shared"] = self.shared_expert.as_argument(to_shared, weight_dtype)
@@ -455,46 +396,15 @@ class MoELayer(nn.Module):
         return f"{rank}, precision={self.precision!r}, swiglu_limit={self.swiglu_limit}"
 
 
-def _check_swiglu_limit(limit: float | None) -> float | None:
-    number = as_number("swiglu_limit", limit, optional=True)
-    if number is not None and not 0 < number < math.inf:
-        raise ValueError(f"swiglu_limit: expected None or a finite number > 0, got {limit}")
-    return number
-
-
 def _check_size(name: str, value: int, lowest: int) -> int:
-    size = as_integer(name, value, lowest)
+    size = as_integer(name, value, lowest, MAX_SIZE)
     if size % 8:
-        raise ValueError(f"{name}: expected a multiple of 8 and at least {lowest}, got {size}")
+        raise ValueError(f"{name}: expected a multiple of 8, got {size}")
     return size
 
 
 def _check_precision(precision: str | None, dtype: torch.dtype) -> str:
     """The precision's name; None stands for that of dtype."""
-    names = {value: name for name, value in PRECISIONS.items()}
-    if dtype not in names:
-        raise TypeError(f"dtype: expected torch.bfloat16 or torch.float32, got {dtype}")
-    if precision is None:
-        return names[dtype]
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {tuple(PRECISIONS)}, got {precision!r}")
-    return precision
-
-
-def _draw(weight: Tensor, std: float, *identity) -> None:
-    """Fills weight from a random sequence that belongs to identity; device and dtype only round."""
-    if weight.is_meta:
-        return
-    digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
-    values = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
-    weight.copy_(values.normal_(std=std, generator=generator))
-
-
-def _as_dtype(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """dtype: None: the weight itself."""
-    return weight if dtype is None else weight.to(dtype)
-
-
-def _parameter(*shape: int, dtype: torch.dtype, device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+    if as_choice("precision", precision, PRECISIONS, optional=True) is not None:
+        return precision
+    return next(name for name, value in PRECISIONS.items() if value == dtype)

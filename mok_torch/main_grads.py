@@ -23,6 +23,7 @@ from mok_torch.checks import (
     require_shape,
     require_tensor,
 )
+from mok_torch.dtypes import as_dtype
 
 
 class MainGrads(NamedTuple):
@@ -42,11 +43,8 @@ class MainGrads(NamedTuple):
 
 def check_main_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads | None):
     """Raises unless a backward of the layer may make such gradients."""
-    dtypes = (None, torch.float32, layer.x.dtype)
-    if weight_grad_dtype not in dtypes:
-        raise TypeError(
-            f"weight_grad_dtype: expected torch.float32 or {layer.x.dtype}, got {weight_grad_dtype}"
-        )
+    if weight_grad_dtype is not None:
+        as_dtype("weight_grad_dtype", weight_grad_dtype, (torch.float32, layer.x.dtype))
     if main_grads is None:
         return
     if not isinstance(main_grads, MainGrads):
@@ -94,8 +92,7 @@ def _check_buffers(names, buffers, weights, dtype: torch.dtype):
         if weight is None:
             raise ValueError(f"{name}: given for a layer without that weight")
         require_tensor(name, buffer, weight.device)
-        if buffer.dtype not in (torch.float32, dtype):
-            raise TypeError(f"{name}: expected torch.float32 or {dtype}, got {buffer.dtype}")
+        as_dtype(name, buffer.dtype, (torch.float32, dtype))
         require_dtype(name, buffer, buffers[0].dtype, f" (the dtype of {names[0]})")
         require_shape(name, buffer, weight.shape, "of the weight")
         require_contiguous(name, buffer)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mok_torch import _C
-from mok_torch.checks import refuse_forward_mode, require_tensor
+from mok_torch.checks import refuse_transforms, require_input
 from mok_torch.cuda_engine import stream_address
 from mok_torch.custom_ops import moe_backward, moe_forward
 
@@ -83,10 +83,10 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     batch-invariant: the bits of a token's logits, and of their gradient with respect to the token,
     depend on the token and the weight only, not on the other tokens of the call.
     """
-    require_tensor("x", x)
-    require_tensor("weight", weight, x.device)
+    refuse_transforms("router_logits")
+    require_input("x", x, "router_logits")
+    require_input("weight", weight, "router_logits", x.device)
     for name, value in (("x", x), ("weight", weight)):
-        refuse_forward_mode(name, value, "router_logits")
         if not value.is_floating_point():
             raise TypeError(f"{name}: expected a floating-point dtype, got {value.dtype}")
     if weight.dim() != 2:

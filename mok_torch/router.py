@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mok_torch import ops
-from mok_torch.scalars import as_integer, as_number
+from mok_torch.checks import require_dense, require_shape
+from mok_torch.scalars import MAX_SIZE, as_choice, as_flag, as_integer, as_number
 
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
@@ -58,9 +59,9 @@ class RouterConfig:
 
     def __post_init__(self):
         for name in ("num_experts", "top_k", "n_group", "topk_group"):
-            object.__setattr__(self, name, as_integer(name, getattr(self, name), 1))
-        if self.scoring not in SCORINGS:
-            raise ValueError(f"scoring: expected one of {SCORINGS}, got {self.scoring!r}")
+            object.__setattr__(self, name, as_integer(name, getattr(self, name), 1, MAX_SIZE))
+        as_choice("scoring", self.scoring, SCORINGS)
+        as_flag("norm_topk_prob", self.norm_topk_prob)
         if self.num_experts % self.n_group:
             raise ValueError(
                 f"num_experts: expected a multiple of n_group = {self.n_group}, got "
@@ -78,10 +79,8 @@ class RouterConfig:
                 f"got {self.top_k}"
             )
         factor = as_number("routed_scaling_factor", self.routed_scaling_factor)
-        if not math.isfinite(factor):
-            raise ValueError(f"routed_scaling_factor: expected a finite number, got {factor}")
         object.__setattr__(self, "routed_scaling_factor", factor)
-        if self.expert_bias is None:
+        if as_flag("expert_bias", self.expert_bias, optional=True) is None:
             object.__setattr__(self, "expert_bias", self.scoring != "softmax")
 
 
@@ -232,19 +231,25 @@ class Router(nn.Module):
 
         Args:
           load: routes per expert [E], summed over all ranks (count_routes, all-reduced): every
-            rank must apply the same numbers.
-          rate: the step; DeepSeek-V3 uses 1e-3.
+            rank must apply the same numbers. Integers, or floating-point numbers.
+          rate: the step, >= 0; DeepSeek-V3 uses 1e-3.
 
         Raises:
           RuntimeError: the router has no expert bias.
-          ValueError: load has another shape.
+          TypeError: load or rate is of another kind.
+          ValueError: load has another shape, or holds what is no number of routes (on a GPU
+            nobody waits to look); rate is negative or not finite.
         """
         if self.expert_bias is None:
             raise RuntimeError("this router has no expert bias: set RouterConfig.expert_bias")
-        if load.shape != self.expert_bias.shape:
-            raise ValueError(
-                f"load: expected shape {list(self.expert_bias.shape)}, got {list(load.shape)}"
-            )
+        rate = as_number("rate", rate, 0.0)
+        require_dense("load", load)
+        require_shape("load", load, self.expert_bias.shape, "[E]")
+        if load.dtype == torch.bool or load.is_complex():
+            raise TypeError(f"load: expected numbers of routes, got {load.dtype}")
+        on_cpu = load.device.type == "cpu" and not torch.compiler.is_compiling()
+        if on_cpu and not bool(((load >= 0) & load.isfinite()).all()):
+            raise ValueError(f"load: expected finite numbers >= 0, got {load.tolist()}")
         load = load.to(device=self.expert_bias.device, dtype=torch.float64)
         self.expert_bias += rate * torch.sign(load.mean() - load).float()
 

@@ -212,7 +212,7 @@ def test_update_expert_bias_moves_towards_balance():
 def test_update_expert_bias_rejects_wrong_use():
     with pytest.raises(RuntimeError, match="no expert bias"):
         Router(8, RouterConfig(4, 2)).update_expert_bias(torch.zeros(4))
-    with pytest.raises(ValueError, match=r"load: expected shape \[4\], got \[3\]"):
+    with pytest.raises(ValueError, match=r"load: expected shape \[E\] = \[4\], got \[3\]"):
         Router(8, RouterConfig(4, 2, "sigmoid")).update_expert_bias(torch.zeros(3))
 
 
@@ -228,8 +228,8 @@ def test_expert_bias_stays_fp32():
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"num_experts": 0}, ValueError, "num_experts: expected at least 1, got 0"),
-        ({"top_k": 0}, ValueError, "top_k: expected at least 1, got 0"),
+        ({"num_experts": 0}, ValueError, "num_experts: expected 1 to .*, got 0"),
+        ({"top_k": 0}, ValueError, "top_k: expected 1 to .*, got 0"),
         ({"top_k": 2.0}, TypeError, "top_k: expected an int, got float"),
         ({"top_k": True}, TypeError, "top_k: expected an int, got bool"),
         ({"top_k": 9}, ValueError, "at most the 8 experts .* got 9"),
@@ -237,7 +237,7 @@ def test_expert_bias_stays_fp32():
         ({"n_group": 3}, ValueError, "num_experts: expected a multiple of n_group = 3, got 8"),
         ({"n_group": 2, "topk_group": 3}, ValueError, "topk_group: expected at most n_group = 2"),
         ({"n_group": 4, "top_k": 3}, ValueError, "at most the 2 experts .* got 3"),
-        ({"routed_scaling_factor": math.inf}, ValueError, "expected a finite number, got inf"),
+        ({"routed_scaling_factor": math.inf}, ValueError, "expected a finite number .*, got inf"),
     ],
 )
 def test_config_rejects(changes, error, text):

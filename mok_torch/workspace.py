@@ -16,12 +16,13 @@ from collections.abc import Callable
 import torch
 
 from mok_torch import _C
+from mok_torch.checks import as_device
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_engine import CudaEngine, cuda_device, is_capturing
-from mok_torch.dtypes import ENGINE_DTYPES, describe_dtypes
+from mok_torch.dtypes import ENGINE_DTYPES, as_dtype
 from mok_torch.errors import RankTimeoutError, as_shared_error
 from mok_torch.groups import WORKSPACE_CALL, SingleRank, as_group, exchange_in
-from mok_torch.scalars import as_integer
+from mok_torch.scalars import MAX_SIZE, as_integer
 
 # Stands for the cached workspace of one rank and the shapes at hand.
 DEFAULT_HANDLE = 0
@@ -29,7 +30,6 @@ DEFAULT_HANDLE = 0
 _registry_lock = threading.Lock()
 _cache_lock = threading.Lock()
 _next_handle = itertools.count(1)
-_MAX_SIZE = 2**31 - 1
 _by_handle: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
 
 
@@ -161,7 +161,7 @@ class Workspace:
         """
 
         def request() -> _Request:
-            tokens = as_integer("num_local_tokens", num_local_tokens, 0, _MAX_SIZE)
+            tokens = as_integer("num_local_tokens", num_local_tokens, 0, MAX_SIZE)
             shapes = (self.hidden_size, self.topk, self.dtype, tokens)
             return _Request(*shapes, self.timeout_seconds, self.device.type)
 
@@ -349,10 +349,9 @@ def get_workspace(
 
 def _check_device(device) -> torch.device:
     """The device, a GPU with its index; ValueError if there is no engine for it here."""
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device: expected cpu or cuda, got {device!r}") from error
+    device = as_device(device)
+    if device is None:
+        raise ValueError("device: expected cpu or cuda, got None")
     if device.type == "cuda":
         return cuda_device(device)
     if device.type != "cpu":
@@ -366,13 +365,12 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
     if not isinstance(config, MoKConfig):
         raise TypeError(f"config: expected a MoKConfig or None, got {type(config).__name__}")
     device_type = _check_device(device).type
-    tokens = as_integer("num_local_tokens", tokens, 0, _MAX_SIZE)
-    hidden_size = as_integer("hidden_size", hidden_size, 8, _MAX_SIZE)
-    topk = as_integer("topk", topk, 1, _MAX_SIZE)
+    tokens = as_integer("num_local_tokens", tokens, 0, MAX_SIZE)
+    hidden_size = as_integer("hidden_size", hidden_size, 8, MAX_SIZE)
+    topk = as_integer("topk", topk, 1, MAX_SIZE)
     if hidden_size % 8:
         raise ValueError(f"hidden_size: expected a multiple of 8, got {hidden_size}")
-    if not isinstance(dtype, torch.dtype) or dtype not in ENGINE_DTYPES:
-        raise TypeError(f"dtype: expected {describe_dtypes()}, got {dtype}")
+    as_dtype("dtype", dtype)
     if device_type == "cuda" and dtype != torch.bfloat16:
         raise TypeError(f"dtype: expected torch.bfloat16 on a GPU, got {dtype}")
     return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds, device_type)
