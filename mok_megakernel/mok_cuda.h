@@ -9,12 +9,15 @@
  *
  * Collective functions (schedule build, forward, backward) are called by every rank, in the same
  * order. The ranks meet on the GPUs: a rank that does not come makes the others' kernels end after
- * the timeout. What a kernel finds wrong is written to `records` and returned by a later call or by
- * mok_cuda_check:
- *   - an expert id outside [-1, E), or ranks that disagree on K, E or on who owns which experts:
- *     returned once, by mok_cuda_schedule_build before it queues anything, or by mok_cuda_check.
- *     The outputs of that batch hold anything; the workspace works on.
- *   - MOK_DEADLINE_EXCEEDED: the workspace is unusable from then on.
+ * the timeout. What a kernel finds wrong is written to `records` and returned by mok_cuda_check,
+ * which a caller asks before it builds a schedule:
+ *   - an expert id outside [-1, E) on any rank, or ranks that disagree on K, E or on who owns which
+ *     experts: returned once, on every rank, by mok_cuda_check. Every rank refuses that schedule,
+ * and until mok_cuda_check has returned the error nothing that a rank calls does anything or waits
+ *     for anybody; outputs hold anything. Then the workspaces work on, the ranks in step whenever
+ *     each has heard. With several ranks, schedules built before cannot be used any more: a pass of
+ *     one has no effect but that the next schedule is refused for it.
+ *   - MOK_DEADLINE_EXCEEDED, by any call: the workspace is unusable from then on.
  */
 #ifndef MOK_MEGAKERNEL_MOK_CUDA_H_
 #define MOK_MEGAKERNEL_MOK_CUDA_H_
@@ -73,8 +76,10 @@ MOK_API int32_t mok_cuda_workspace_create(const MokCudaOptions* options,
 MOK_API void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace);
 
 /* MOK_OK, or what the kernels that have ended so far found wrong. Does not wait: synchronise first
- * to hear of those that are still queued. */
-MOK_API int32_t mok_cuda_check(MokCudaWorkspace* workspace);
+ * to hear of those that are still queued. With an error that the workspace survives it queues on
+ * `stream`, a cudaStream_t that is not being captured, what lets the calls that follow take part
+ * again. Such an error is on every rank: nobody has to be told (mok_cuda_report_error). */
+MOK_API int32_t mok_cuda_check(MokCudaWorkspace* workspace, void* stream);
 /* Whether another rank has left for good (mok_cuda_report_error), which makes all workspaces
  * unusable. Waits for a small copy from the GPU, which is ordered after nothing. */
 MOK_API int32_t mok_cuda_check_ranks(const MokCudaWorkspace* workspace);
@@ -213,8 +218,8 @@ typedef struct MokCudaErrorArgs {
 /* Takes the place of this rank's call when its caller has found an error, so that the other ranks
  * do not wait for it. All ranks have GPUs of their own.
  *
- * IN_SCHEDULE: the other ranks' batch has no routes, passes of that schedule wait for nobody, and
- * their next schedule or mok_cuda_check returns `code` and names this rank. The workspaces work on.
+ * IN_SCHEDULE: all ranks refuse the batch as one with an invalid id; on the other ranks
+ * mok_cuda_check returns `code` and names this rank.
  *
  * IN_PASS: this rank leaves for good, as the others have been promised rows of it. Its own calls
  * return MOK_FAILED_PRECONDITION from now on. Passes of the others do not wait for it any more, and

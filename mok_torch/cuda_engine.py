@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mok_torch import _C
 from mok_torch.accepted_calls import AcceptedCalls
-from mok_torch.errors import error_of_code
+from mok_torch.errors import as_shared_error, error_of_code
 
 # Ranks that share a GPU queue the parts of a call one after the other (MokCudaPart).
 SCHEDULE_PARTS = (_C.CUDA_STAGE, _C.CUDA_BUILD) if _C.CUDA_BUILT else ()
@@ -186,6 +186,12 @@ class CudaEngine:
                 "num_experts: expected a number while a CUDA graph is captured: the ranks cannot "
                 "tell each other how many experts they have"
             )
+        try:
+            self.check()
+        except Exception as error:
+            # Another rank, which may not have heard yet, waits here.
+            self._group.exchange(as_shared_error(error)[0], self._timeout_seconds)
+            raise
         counts = self._exchange(num_local_experts)
         return sum(counts[:rank]), sum(counts)
 
@@ -194,8 +200,9 @@ class CudaEngine:
         return self._engine.layer_memory(layer)
 
     def build_schedule(self, layer: _C.CudaLayer, args: _C.CudaScheduleArgs, scratch_bytes: int):
-        """Queues the schedule kernel. Collective."""
-        self._queue(SCHEDULE_PARTS, self._engine.build_schedule, layer, args, scratch_bytes)
+        """Queues the schedule kernel, unless check raises. Collective."""
+        launch = self._engine.build_schedule
+        self._queue(SCHEDULE_PARTS, launch, layer, args, scratch_bytes, checks=True)
 
     def forward(self, layer: _C.CudaLayer, args: _C.CudaForwardArgs, scratch_bytes: int):
         """Queues the forward kernel. Collective."""
@@ -205,9 +212,11 @@ class CudaEngine:
         """Queues the backward kernel. Collective."""
         self._queue(PASS_PARTS, self._engine.backward, layer, args, scratch_bytes)
 
-    def _queue(self, parts: tuple[int, ...], launch, layer, args, scratch_bytes: int):
+    def _queue(self, parts: tuple[int, ...], launch, layer, args, scratch_bytes, *, checks=False):
         with self._lock:
             scratch = self._enter_stream(scratch_bytes)
+            if checks:
+                self._raise_found()
             if not self.shares_device:
                 args.set_queue(scratch.data_ptr(), self._stream, _C.CUDA_WHOLE)
                 launch(layer, args)
@@ -289,8 +298,26 @@ class CudaEngine:
         return values
 
     def check(self):
-        """Raises what the kernels that have ended found wrong. Does not wait for others."""
-        self._engine.check()
+        """Raises what the kernels that have ended found wrong. Does not wait for others.
+
+        What a schedule kernel has found, all have: each rank raises it once, and nobody needs to be
+        told. Until a rank has raised it, its calls do nothing and meet nobody (mok_cuda.h).
+        """
+        with self._lock:
+            self._follow_last_call(self.is_capturing())
+            self._raise_found()
+
+    def _raise_found(self):
+        self._engine.check_usable()
+        if self.is_capturing():
+            return  # a later call raises: what is queued now does not run
+        if self.shares_device:
+            self.synchronize()  # so that all ranks raise in the same call
+        try:
+            self._engine.check(self._stream)
+        except Exception as error:
+            error.is_shared = True
+            raise
 
     def check_ranks(self):
         """Raises if another rank has left for good. Waits for a small copy."""

@@ -252,10 +252,7 @@ def build_schedule(
     num_experts: E, which the kernel compares on all ranks; 0: what the ranks' experts add up to.
     """
     engine = workspace.engine
-    # What earlier kernels found is raised before anything of this call is queued. A rank that
-    # raises is replaced in this call, so that the ranks stay in step wherever each of them raises.
     with workspace.reporting_errors(_C.OP_SCHEDULE):
-        engine.check()
         call = schedule_call(engine, plan, routes.shape[0], num_local_experts, num_experts)
         schedule = new_schedule(engine, call.sizes)
         queue_schedule(engine, call, schedule, routes)

@@ -12,6 +12,7 @@ from mok_torch import workspace as workspaces
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_passes import BackwardOperands
 from mok_torch.cuda_test_support import CASE, HostEngine, layer_tensors, make_space
+from mok_torch.errors import ResourceExhaustedError
 from mok_torch.passes import LayerCall
 from mok_torch.plan import make_plan, schedule_words
 from mok_torch.test_support import routed_batch
@@ -211,6 +212,80 @@ def test_a_report_follows_the_last_call_on_another_stream(engine):
     engine.stream = 1
     forward(engine)
     assert engine.log[2:] == [(1, "after", 2), (1, "forward")]
+
+
+@pytest.fixture
+def found(engine):
+    """What the engine's kernels have found; raised once, as the C API does."""
+    errors = []
+
+    def check(stream):
+        engine.log.append((stream, "check"))
+        if errors:
+            raise errors.pop()
+
+    engine._engine.check = check
+    engine._engine.build_schedule = lambda layer, args: engine.log.append((args.stream, args.part))
+    return errors
+
+
+def build_next(engine):
+    engine.build_schedule(None, _C.CudaScheduleArgs(), 8)
+
+
+def test_what_kernels_found_is_raised_where_the_next_call_would_run(engine, found):
+    """Every rank hears of it from its own kernels, so that nobody is told."""
+    found.append(ValueError("expert id"))
+    with pytest.raises(ValueError, match="expert id") as raised:
+        build_next(engine)
+    assert raised.value.is_shared
+    build_next(engine)
+    queued = [(2, "check"), (2, _C.CUDA_WHOLE)]
+    assert engine.log == [(2, "after", 1), (2, "check"), *queued]
+    found.append(ValueError("expert id"))
+    engine.stream = 1
+    with pytest.raises(ValueError, match="expert id"):
+        engine.check()
+    assert engine.log[4:] == [(1, "after", 2), (1, "check")]
+
+
+def test_what_makes_a_workspace_unusable_is_told(engine, found):
+    """That this rank has left, for one: no kernel of the others has found it."""
+    engine._engine.check_usable = lambda: (_ for _ in ()).throw(RuntimeError("rank 0 has left"))
+    with pytest.raises(RuntimeError, match="has left") as raised:
+        build_next(engine)
+    assert not hasattr(raised.value, "is_shared")
+
+
+def test_a_capture_leaves_what_was_found_to_a_later_call(engine, found):
+    found.append(ValueError("expert id"))
+    engine.capturing = True
+    build_next(engine)
+    engine.check()
+    assert found
+    engine.capturing = False
+    with pytest.raises(ValueError, match="expert id"):
+        build_next(engine)
+
+
+def test_ranks_that_share_a_gpu_hear_in_the_same_call(engine, found):
+    engine._group = SimpleNamespace(shares_device=True, exchange=lambda value, timeout: [value])
+    engine._timeout_seconds = 1
+    engine.synchronize = lambda: engine.log.append("synchronize")
+    build_next(engine)
+    assert engine.log[1:3] == ["synchronize", (2, "check")]
+
+
+def test_a_rank_that_hears_does_not_come_to_count_experts(engine, found):
+    sent = []
+    group = {"rank": 0, "size": 2, "shares_device": False}
+    engine._group = SimpleNamespace(exchange=lambda value, _: sent.append(value) or [2, 3], **group)
+    engine._timeout_seconds = 1
+    found.append(MemoryError("expert id"))
+    with pytest.raises(MemoryError, match="expert id"):
+        engine.owned_experts(2, 0)
+    assert isinstance(sent[0], ResourceExhaustedError)  # as another process can read it
+    assert engine.owned_experts(2, 0) == (0, 5) and sent[1] == 2
 
 
 def test_the_place_of_an_error(engine):

@@ -54,10 +54,12 @@ class HostEngine(CudaEngine):
         names = {"build_schedule": "schedule", "forward": "forward", "backward": "backward"}
         self._engine = SimpleNamespace(
             check=self._check,
+            check_usable=lambda: None,
             **{method: self._recorder(name) for method, name in names.items()},
         )
 
-    def _check(self):
+    def _check(self, stream):
+        assert stream == self._stream
         self.num_checks += 1
 
     def _recorder(self, name: str):

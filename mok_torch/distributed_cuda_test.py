@@ -163,6 +163,63 @@ def test_errors_reach_both_ranks(tmp_path):
     run_processes(hear_of_errors, tmp_path)
 
 
+def run_ahead_of_an_error(rank, folder):
+    """Of four layers the second has an invalid id; one rank hears of it after that one.
+
+    The other's host is ahead of its GPU by then: it has queued all layers and their backwards.
+    """
+    del folder
+    case = CASES[0]
+    workspace = make_workspace(case, MoKConfig(timeout_seconds=30))
+    arguments, _ = rank_inputs(case, rank)
+    options = {"workspace": workspace, "num_experts": case.experts}
+    expected = moe(*arguments, **options)
+    wrong = arguments[1].clone()
+    if rank == 1:
+        wrong[7, 0] = case.experts
+    text = f"rank 1, token 7, k 0: expected -1 to {case.experts - 1}, got {case.experts}"
+    for first_to_hear in range(RANKS):
+        dist.barrier()
+        begin = time.monotonic()
+
+        def layer(idx):
+            x = arguments[0].clone().requires_grad_()
+            return moe(x, idx, *arguments[2:], **options)
+
+        if rank == first_to_hear:
+            layer(arguments[1])
+            layer(wrong)
+            torch.cuda.synchronize()
+            with pytest.raises(ValueError, match=text):
+                layer(arguments[1])
+        else:
+            torch.cuda._sleep(1 << 30)  # half a second
+            routings = (arguments[1], wrong, arguments[1], arguments[1])
+            outs = [layer(idx) for idx in routings]
+            for out in reversed(outs):
+                out.sum().backward()
+            with pytest.raises(ValueError, match=text):
+                workspace.check()
+        workspace.check()
+        assert torch.equal(moe(*arguments, **options), expected)
+        assert time.monotonic() - begin < 10
+    # A backward of a forward from before the error: nobody waits, and both ranks hear of it.
+    out = layer(arguments[1])
+    moe(arguments[0], wrong, *arguments[2:], **options)
+    with pytest.raises(ValueError, match=text):
+        workspace.check()
+    out.sum().backward()
+    moe(*arguments, **options)
+    with pytest.raises(RuntimeError, match="ran a forward or backward of a schedule that an earl"):
+        workspace.check()
+    assert torch.equal(moe(*arguments, **options), expected)
+    workspace.check()
+
+
+def test_nobody_waits_for_a_rank_that_has_heard_of_an_error(tmp_path):
+    run_processes(run_ahead_of_an_error, tmp_path)
+
+
 def share_a_gpu(rank, folder):
     del rank, folder
     torch.cuda.set_device(0)

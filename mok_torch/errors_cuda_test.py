@@ -90,14 +90,36 @@ def test_several_ranks_hear_of_an_invalid_id():
         run_layer(case, dataclasses.replace(batch, topk_idx=wrong), "cuda")
 
 
+def inputs_of_rank(member, rank):
+    """Of two ranks with the same tokens."""
+    space = functional.create_workspace(
+        group=member, device="cuda", num_local_tokens=40, hidden_size=64, topk=2
+    )
+    arguments = inputs(workspace=space)
+    for name in ("w_gate", "w_up", "w_down"):
+        arguments[name] = arguments[name][2 * rank : 2 * rank + 2]
+    return arguments
+
+
+@pytest.mark.parametrize("num_experts", [None, 4])
+def test_ranks_that_share_the_gpu_hear_of_an_invalid_id_in_the_same_call(num_experts):
+    def run(member, rank):
+        arguments = inputs_of_rank(member, rank) | {"num_experts": num_experts}
+        expected = moe(**arguments)
+        wrong = arguments["topk_idx"].clone()
+        if rank == 1:
+            wrong[3, 1] = 4
+        moe(**arguments | {"topk_idx": wrong})
+        with pytest.raises(ValueError, match=r"expert id of rank 1, token 3, k 1: .* got 4"):
+            moe(**arguments)
+        assert torch.equal(moe(**arguments), expected)
+
+    run_on_ranks(run, 2)
+
+
 def test_an_error_of_one_rank_that_shares_the_gpu_reaches_the_other():
     def run(member, rank):
-        space = functional.create_workspace(
-            group=member, device="cuda", num_local_tokens=40, hidden_size=64, topk=2
-        )
-        arguments = inputs(workspace=space)
-        for name in ("w_gate", "w_up", "w_down"):
-            arguments[name] = arguments[name][2 * rank : 2 * rank + 2]
+        arguments = inputs_of_rank(member, rank)
         expected = moe(**arguments)
         with pytest.raises(TypeError, match=r"topk_weight: expected torch\.float32"):
             weight = arguments["topk_weight"]

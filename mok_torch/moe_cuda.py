@@ -118,7 +118,6 @@ def check(
     owner, plan, limit, layer, routes = custom_ops.check_forward((*inputs, swiglu_limit))
     with owner.reporting_errors(_C.OP_SCHEDULE):
         engine = owner.engine
-        engine.check()
         schedule = cuda_passes.schedule_call(
             engine, plan, layer.num_tokens, layer.num_local_experts, plan.num_experts
         )

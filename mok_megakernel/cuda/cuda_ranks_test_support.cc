@@ -224,8 +224,7 @@ void CudaRanks::MakeOutputs(int index) {
       AllocatePoisoned(rank, rank.layer_memory.forward_scratch_bytes, "forward scratch");
   rank.schedule.scratch =
       AllocatePoisoned(rank, rank.layer_memory.schedule_scratch_bytes, "schedule scratch");
-  rank.schedule.schedule = AllocatePoisoned(rank, rank.layer_memory.schedule_bytes, "schedule");
-  rank.forward.schedule = rank.schedule.schedule;
+  SetSchedule(index, NewSchedule(index));
   rank.schedule.stream = rank.forward.stream = rank.stream;
   const int64_t zero = rank.memory.heap_zero_bytes;
   const int64_t end = options_.x_in_heap ? rank.memory.x_offset : rank.memory.heap_bytes;
@@ -242,7 +241,6 @@ void CudaRanks::MakeGradients(int index) {
   args.context = rank.forward.context;
   args.topk_idx = rank.forward.topk_idx;
   args.topk_idx_bytes = rank.forward.topk_idx_bytes;
-  args.schedule = rank.forward.schedule;
   args.stream = rank.stream;
   args.scratch =
       AllocatePoisoned(rank, rank.layer_memory.backward_scratch_bytes, "backward scratch");
@@ -280,6 +278,17 @@ void CudaRanks::Poison() {
   }
 }
 
+void* CudaRanks::NewSchedule(int index) {
+  Rank& rank = ranks_[index];
+  return AllocatePoisoned(rank, rank.layer_memory.schedule_bytes, "schedule");
+}
+
+void CudaRanks::SetSchedule(int index, void* schedule) {
+  Rank& rank = ranks_[index];
+  rank.schedule.schedule = schedule;
+  rank.forward.schedule = rank.backward.schedule = schedule;
+}
+
 int32_t CudaRanks::BuildSchedule(int index, int32_t part) {
   Rank& rank = ranks_[index];
   rank.schedule.part = part;
@@ -307,6 +316,10 @@ int32_t CudaRanks::Backward(int index, int32_t part) {
   Rank& rank = ranks_[index];
   rank.backward.part = part;
   return mok_cuda_backward(rank.workspace, &rank.layer, &rank.backward);
+}
+
+int32_t CudaRanks::Check(int index) {
+  return mok_cuda_check(ranks_[index].workspace, ranks_[index].stream);
 }
 
 void CudaRanks::QueueParts(const std::vector<int32_t>& parts,

@@ -44,6 +44,7 @@ class CudaRanks {
   int32_t BuildSchedule(int rank, int32_t part = MOK_CUDA_WHOLE);
   int32_t Forward(int rank, int32_t part = MOK_CUDA_WHOLE);
   int32_t Backward(int rank, int32_t part = MOK_CUDA_WHOLE);
+  int32_t Check(int rank);
   // In place of these.
   int32_t ReportError(int rank, int32_t code, int32_t place = MOK_CUDA_IN_SCHEDULE);
 
@@ -76,6 +77,11 @@ class CudaRanks {
     };
     std::vector<Region> poisoned;
   };
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  // Memory for one more schedule of a rank; which one its calls use.
+  void* NewSchedule(int rank);
+  void* schedule(int rank) const { return ranks_[rank].schedule.schedule; }
+  void SetSchedule(int rank, void* schedule);
   Rank& rank(int index) { return ranks_[static_cast<size_t>(index)]; }
 
  private:

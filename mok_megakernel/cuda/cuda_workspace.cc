@@ -61,12 +61,13 @@ Status CudaWorkspace::CheckWaits() const {
   return CheckForwardRecord(records_->pass_wait);
 }
 
-Status CudaWorkspace::Check() {
+Status CudaWorkspace::Check(void* stream) {
   MOK_RETURN_IF_ERROR(CheckUsable());
   ScheduleErrorRecord& record = records_->schedule_error;
   std::atomic_ref<uint32_t> state(record.state);
   if (state.load(std::memory_order_acquire) != 2) return OkStatus();
   const Status error = CheckScheduleErrorRecord(record);
+  MOK_RETURN_IF_ERROR(Resume(stream));
   state.store(0, std::memory_order_release);  // the next one may be recorded
   return error;
 }
@@ -88,6 +89,38 @@ Status CudaWorkspace::CheckRanks() const {
   return OkStatus();
 }
 
+ScheduleParams CudaWorkspace::CommonScheduleParams(const CudaLayerPlan& plan,
+                                                   const MokCudaLayer& layer) const {
+  ScheduleParams params = {};
+  params.tokens.id_bytes = sizeof(int64_t);
+  params.layer.rank = shape_.rank;
+  params.layer.ep_size = shape_.ep_size;
+  params.layer.topk = shape_.topk;
+  params.layer.num_experts = layer.num_experts;
+  params.layer.first_expert = layer.first_expert;
+  params.exchange = {state_layout_.At<std::byte*>(state_, CudaStateLayout::kScheduleRegions),
+                     heap_.schedule()};
+  params.schedule = plan.schedule.At(nullptr);
+  params.state = state_layout_.At<ScheduleState>(state_, CudaStateLayout::kScheduleState);
+  params.refusals = &plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses))
+                         .state->refusals;
+  params.error = &records_->schedule_error;
+  params.wait = {&records_->schedule_wait,
+                 state_layout_.At<uint32_t>(state_, CudaStateLayout::kScheduleAbort),
+                 shape_.timeout_ns, shape_.rank};
+  return params;
+}
+
+Status CudaWorkspace::Resume(void* stream) const {
+  if (shape_.ep_size == 1) return OkStatus();
+  const MokCudaLayer layer = CudaErrorLayer();
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
+  ScheduleParams params = CommonScheduleParams(plan, layer);
+  params.steps = ScheduleSteps::kResume;
+  return LaunchSchedule(GetScheduleKernel(), params,
+                        {plan.schedule_grid_blocks, shape_.device, stream});
+}
+
 StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& plan,
                                                            const MokCudaLayer& layer,
                                                            const MokCudaScheduleArgs& args) const {
@@ -96,22 +129,10 @@ StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& 
   if (args.topk_idx == nullptr && layer.num_tokens > 0) {
     return InvalidArgumentError("args.topk_idx: expected a pointer, got null");
   }
-  ScheduleParams params = {};
+  ScheduleParams params = CommonScheduleParams(plan, layer);
   params.tokens = {args.topk_idx, layer.num_tokens, args.topk_idx_bytes};
-  params.layer.rank = shape_.rank;
-  params.layer.ep_size = shape_.ep_size;
-  params.layer.topk = shape_.topk;
-  params.layer.num_experts = layer.num_experts;
-  params.layer.first_expert = layer.first_expert;
-  params.exchange = {state_layout_.At<std::byte*>(state_, CudaStateLayout::kScheduleRegions),
-                     heap_.schedule()};
   params.schedule = plan.schedule.At(args.schedule);
   params.scratch = plan.schedule_scratch.At(args.scratch);
-  params.state = state_layout_.At<ScheduleState>(state_, CudaStateLayout::kScheduleState);
-  params.error = &records_->schedule_error;
-  params.wait = {&records_->schedule_wait,
-                 state_layout_.At<uint32_t>(state_, CudaStateLayout::kScheduleAbort),
-                 shape_.timeout_ns, shape_.rank};
   params.steps = args.part == MOK_CUDA_STAGE   ? ScheduleSteps::kStage
                  : args.part == MOK_CUDA_BUILD ? ScheduleSteps::kBuild
                                                : ScheduleSteps::kAll;
@@ -120,7 +141,7 @@ StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& 
 
 Status CudaWorkspace::BuildSchedule(const MokCudaLayer& layer, const MokCudaScheduleArgs& args) {
   MOK_RETURN_IF_ERROR(CheckPart(args.part, MOK_CUDA_BUILD, MOK_CUDA_BUILD));
-  MOK_RETURN_IF_ERROR(args.part == MOK_CUDA_BUILD ? CheckUsable() : Check());
+  MOK_RETURN_IF_ERROR(CheckUsable());
   MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
   MOK_ASSIGN_OR_RETURN(const ScheduleParams params, MakeScheduleParams(plan, layer, args));
   return LaunchSchedule(GetScheduleKernel(), params,
@@ -167,6 +188,7 @@ Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
     if (has_left_) return OkStatus();  // nobody waits in a pass for a rank that has left
     has_left_ = reported_ahead_ = true;
     MOK_RETURN_IF_ERROR(Leave(args.code, args.stream));
+    MOK_RETURN_IF_ERROR(Resume(args.stream));
     // The others meet this rank next in a schedule, whether or not its caller calls again: its word
     // lies ready, and no kernel of this rank waits for theirs.
     return ReportInSchedule(args, MOK_CUDA_STAGE);

@@ -22,8 +22,9 @@ class CudaWorkspace {
 
   // The first wait that ran out of time, or that this rank has left; for ever.
   Status CheckUsable() const;
-  // The same, or else an error that a schedule kernel found, once.
-  Status Check();
+  // The same, or else an error that all ranks' schedule kernels found, once; then also queues what
+  // lets this rank take part again.
+  Status Check(void* stream);
   // Whether another rank has left for good. Waits for a copy.
   Status CheckRanks() const;
 
@@ -40,8 +41,12 @@ class CudaWorkspace {
   Status CheckWaits() const;
 
   void* own_heap() const { return heap_of_rank_[static_cast<size_t>(shape_.rank)]; }
+  // What all launches of the schedule kernel have in common.
+  ScheduleParams CommonScheduleParams(const CudaLayerPlan& plan, const MokCudaLayer& layer) const;
   StatusOr<ScheduleParams> MakeScheduleParams(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                                               const MokCudaScheduleArgs& args) const;
+  // See RefusalState.
+  Status Resume(void* stream) const;
   Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens, int32_t num_sms) const;
   ForwardArguments Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                              const MokCudaForwardArgs& args) const;

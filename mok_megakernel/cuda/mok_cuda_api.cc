@@ -139,10 +139,10 @@ int32_t mok_cuda_workspace_create(const MokCudaOptions* options, const MokCudaAd
 
 void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace) { delete workspace; }
 
-int32_t mok_cuda_check(MokCudaWorkspace* workspace) {
+int32_t mok_cuda_check(MokCudaWorkspace* workspace, void* stream) {
   return mok::GuardApi([&]() -> mok::Status {
     if (workspace == nullptr) return mok::NullPointer("workspace");
-    return workspace->workspace.Check();
+    return workspace->workspace.Check(stream);
   });
 }
 

@@ -25,7 +25,7 @@ LayerResult RunOnce(const LayerData& data, const CudaRanksOptions& options, int 
     EXPECT_EQ(runtime::Synchronize(), OkStatus());
   }
   for (int rank = 0; rank < data.spec.ep_size(); ++rank) {
-    EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK) << mok_last_error();
+    EXPECT_EQ(ranks.Check(rank), MOK_OK) << mok_last_error();
   }
   return ranks.Result();
 }
@@ -176,7 +176,7 @@ TEST(MokCudaBackwardTest, AMissingRankIsNamed) {
   ranks.QueueAll();
   EXPECT_EQ(ranks.Backward(0), MOK_OK) << mok_last_error();
   EXPECT_EQ(runtime::Synchronize(), OkStatus());
-  EXPECT_EQ(mok_cuda_check(ranks.workspace(0)), MOK_DEADLINE_EXCEEDED);
+  EXPECT_EQ(ranks.Check(0), MOK_DEADLINE_EXCEEDED);
   EXPECT_THAT(mok_last_error(),
               ::testing::MatchesRegex("rank 0 waited 2... ms for rank 1 at the start of pass 2, a "
                                       "backward; the last that it has started is pass 0"));

@@ -38,7 +38,7 @@ Tensor RunOnce(const LayerData& data, const CudaRanksOptions& options, uint64_t 
   CudaRanks ranks(data, options);
   const Tensor out = RunQueued(ranks);
   for (int rank = 0; rank < data.spec.ep_size(); ++rank) {
-    EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK) << mok_last_error();
+    EXPECT_EQ(ranks.Check(rank), MOK_OK) << mok_last_error();
   }
   return out;
 }
@@ -157,44 +157,6 @@ TEST(MokCudaTest, NoExpertsAnywhere) {
   }
 }
 
-TEST(MokCudaTest, AnInvalidIdIsReportedOnceAndTheWorkspaceWorksOn) {
-  const LayerData data(SmallLayer());
-  const Tensor expected = RunOnce(data, {});
-  StartCase({1, 0.1});
-  CudaRanks ranks(data, {});
-  std::vector<int64_t> wrong = data.topk_idx;
-  wrong[2 * 12 + 1] = 4;  // token 3 of rank 1
-  const std::string text = "expert id of rank 1, token 3, k 1: expected -1 to 3, got 4";
-  for (int repeat = 0; repeat < 2; ++repeat) {
-    ranks.SetIds(wrong);
-    ranks.Poison();  // what is reduced for that route was written by nobody
-    RunQueued(ranks);
-    ranks.SetIds(data.topk_idx);
-    for (int rank = 0; rank < 2; ++rank) {
-      // By the next call, or by asking.
-      const int32_t code = repeat == 0 ? ranks.BuildSchedule(rank, MOK_CUDA_STAGE)
-                                       : mok_cuda_check(ranks.workspace(rank));
-      EXPECT_EQ(code, MOK_OUT_OF_RANGE);
-      EXPECT_EQ(mok_last_error(), text);
-      EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK) << mok_last_error();
-    }
-    EXPECT_EQ(RunQueued(ranks), expected);
-  }
-}
-
-TEST(MokCudaTest, RanksThatDisagreeHearOfIt) {
-  const LayerData data(SmallLayer());
-  StartCase({1, 0.1});
-  CudaRanks ranks(data, {});
-  ranks.rank(1).layer.first_expert = 1;
-  ranks.Poison();
-  RunQueued(ranks);
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(mok_last_error()).find("experts of rank 1"), std::string::npos);
-  }
-}
-
 TEST(MokCudaTest, AMissingRankIsNamedForEver) {
   const LayerData data(SmallLayer());
   for (const bool in_forward : {false, true}) {
@@ -220,106 +182,8 @@ TEST(MokCudaTest, AMissingRankIsNamedForEver) {
                                   : "rank 0 waited 2... ms for the expert ids of rank 1 in batch "
                                     "1, which it last sent in batch 0"));
       EXPECT_EQ(ranks.Forward(0), MOK_DEADLINE_EXCEEDED);
-      EXPECT_EQ(mok_cuda_check(ranks.workspace(0)), MOK_DEADLINE_EXCEEDED);
+      EXPECT_EQ(ranks.Check(0), MOK_DEADLINE_EXCEEDED);
     }
-  }
-}
-
-// What one rank's caller refuses reaches the others: nobody waits, whichever of the passes that
-// follow the others run before they hear of it, and the next call works.
-TEST(MokCudaTest, ARankReportsAnErrorToTheOthers) {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {9, 20, 4};
-  spec.experts = {2, 1, 1};
-  const LayerData data(spec);
-  CudaRanksOptions options;
-  options.own_devices = true;
-  const Tensor expected = RunOnce(data, options);
-  for (int failing = 0; failing < 3; ++failing) {
-    StartCase({1, 0.1});
-    CudaRanks ranks(data, options);
-    ranks.Poison();
-    for (int rank = 0; rank < 3; ++rank) {
-      if (rank == failing) {
-        EXPECT_EQ(ranks.ReportError(rank, MOK_TYPE_MISMATCH), MOK_OK) << mok_last_error();
-        continue;
-      }
-      EXPECT_EQ(ranks.BuildSchedule(rank), MOK_OK) << mok_last_error();
-      if (rank == (failing + 1) % 3) continue;
-      EXPECT_EQ(ranks.Forward(rank), MOK_OK) << mok_last_error();
-      EXPECT_EQ(ranks.Backward(rank), MOK_OK) << mok_last_error();
-    }
-    EXPECT_EQ(runtime::Synchronize(), OkStatus());
-    for (int rank = 0; rank < 3; ++rank) {
-      EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)),
-                rank == failing ? MOK_OK : MOK_TYPE_MISMATCH);
-      if (rank == failing) continue;
-      EXPECT_EQ(mok_last_error(),
-                StrCat("rank ", failing, " could not take part in the call: see its error"));
-    }
-    EXPECT_EQ(RunQueued(ranks), expected);
-  }
-}
-
-// A rank that fails between a schedule and its pass leaves. The others do not wait for it, neither
-// in that pass nor later, and hear of it.
-TEST(MokCudaTest, ARankThatFailsInAPassLeaves) {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {9, 20, 4};
-  spec.experts = {2, 1, 1};
-  const LayerData data(spec);
-  CudaRanksOptions options;
-  options.own_devices = true;
-  for (int failing = 0; failing < 3; ++failing) {
-    StartCase({1, 0.1});
-    CudaRanks ranks(data, options);
-    RunQueued(ranks);  // its rows are read again, though not used
-    ranks.QueueBackward();
-    EXPECT_EQ(runtime::Synchronize(), OkStatus());
-    const auto for_the_others = [&](auto call) {
-      for (int rank = 0; rank < 3; ++rank) {
-        if (rank == failing) continue;
-        EXPECT_EQ(call(rank), MOK_OK) << mok_last_error();
-      }
-    };
-    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.BuildSchedule(rank), MOK_OK);
-    for_the_others([&](int rank) { return mok_cuda_check_ranks(ranks.workspace(rank)); });
-    EXPECT_EQ(ranks.ReportError(failing, MOK_RESOURCE_EXHAUSTED, MOK_CUDA_IN_PASS), MOK_OK);
-    for_the_others([&](int rank) { return ranks.Forward(rank); });
-    for_the_others([&](int rank) { return ranks.Backward(rank); });
-    EXPECT_EQ(runtime::Synchronize(), OkStatus());
-    const std::string left = StrCat("rank ", failing,
-                                    " has left this workspace because of an error in a forward or "
-                                    "backward: see its error, and make a new workspace");
-    for (int rank = 0; rank < 3; ++rank) {
-      if (rank == failing) continue;
-      EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)), MOK_OK);  // it cannot know yet
-      EXPECT_EQ(mok_cuda_check_ranks(ranks.workspace(rank)), MOK_RESOURCE_EXHAUSTED);
-      EXPECT_EQ(mok_last_error(), left);
-    }
-    // Its word for the first schedule was given when it left.
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      EXPECT_EQ(ranks.BuildSchedule(failing), MOK_FAILED_PRECONDITION);
-      EXPECT_EQ(mok_last_error(), StrCat("rank ", failing,
-                                         " has left this workspace because of an error in a "
-                                         "forward or backward that other ranks took part in: make "
-                                         "a new workspace"));
-      for_the_others([&](int rank) { return ranks.BuildSchedule(rank); });
-      for_the_others([&](int rank) { return ranks.Forward(rank); });
-      if (repeat == 0) {
-        EXPECT_EQ(runtime::Synchronize(), OkStatus());  // none of its kernels waits
-      }
-      EXPECT_EQ(ranks.ReportError(failing, MOK_FAILED_PRECONDITION), MOK_OK) << mok_last_error();
-      EXPECT_EQ(runtime::Synchronize(), OkStatus());
-      for (int rank = 0; rank < 3; ++rank) {
-        if (rank == failing) continue;
-        EXPECT_EQ(mok_cuda_check(ranks.workspace(rank)),
-                  repeat == 0 ? MOK_RESOURCE_EXHAUSTED : MOK_FAILED_PRECONDITION);
-      }
-    }
-    EXPECT_EQ(ranks.Forward(failing), MOK_FAILED_PRECONDITION);
-    EXPECT_EQ(ranks.ReportError(failing, MOK_INTERNAL, MOK_CUDA_IN_PASS), MOK_OK);
-    EXPECT_EQ(runtime::Synchronize(), OkStatus());
   }
 }
 

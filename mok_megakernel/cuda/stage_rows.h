@@ -35,7 +35,7 @@ struct StageRowsParams {
   bool last_is_optional;
   int64_t kept_row_blocks;
   const DeviceScheduleResult* schedule;  // schedule kernel -> the wish
-  const PassState* state;                // epoch of the passes
+  const PassState* state;                // epoch of the passes, refusals
   RankMeeting meeting;                   // kStart and kWish
   DeviceWaitParams wait;                 // for the other ranks
 };
@@ -47,7 +47,7 @@ enum class StageRowsBug : int32_t {
   kNone,
   kNoWish,       // a rank that needs the optional copy does not say so
   kNoStartWait,  // ... or is not listened to
-  kAsksRefused,  // waits for ranks that do not come
+  kAsksLost,     // waits for ranks that do not come
   kCount
 };
 

@@ -57,7 +57,7 @@ MOK_DEVICE void Copy(const StageRowsParams::Copy& copy) {
 
 }  // namespace stage_rows_internal
 
-// Refused schedules have no rows, and not all ranks may come.
+// Schedules that were lost have no rows, and not all ranks may come.
 template <StageRowsBug kBug>
 MOK_KERNEL(kStageRowsThreads, 1)
 StageRowsKernel(MOK_GRID_CONSTANT(StageRowsParams) p) {
@@ -65,7 +65,7 @@ StageRowsKernel(MOK_GRID_CONSTANT(StageRowsParams) p) {
   bool meets = false;
   uint64_t epoch = 0;
   if (p.asks) {
-    meets = p.schedule->is_refused == 0 || kBug == StageRowsBug::kAsksRefused;
+    meets = TakesPart(*p.schedule, p.state->refusals) || kBug == StageRowsBug::kAsksLost;
     epoch = LoadRelaxedGpu(&p.state->epoch) + 1;
     if (meets && BlockIndex().x == 0 && ThreadIndex().x < 32) TellWish<kBug>(p, epoch);
   }

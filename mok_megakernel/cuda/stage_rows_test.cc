@@ -81,7 +81,8 @@ class StageRun {
     for (int rank = 0; rank < kRanks; ++rank) {
       PassState state = {};
       state.epoch = epoch - 1;
-      const DeviceScheduleResult result = {wishes[rank] ? 5 : 4, 0, refused ? 1 : 0};
+      state.refusals.generation = 2;
+      const DeviceScheduleResult result = {wishes[rank] ? 5 : 4, 0, refused ? 0u : 2u};
       MOK_CHECK(runtime::CopyToDevice(ranks_[rank].state, &state, sizeof state).ok());
       MOK_CHECK(runtime::CopyToDevice(ranks_[rank].result, &result, sizeof result).ok());
       const StageRowsParams& params = ranks_[rank].params;

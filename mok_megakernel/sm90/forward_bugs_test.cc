@@ -2,7 +2,9 @@
 // interleaving.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "mok_core/device/runtime.h"
 #include "mok_core/emulator/emulator.h"
@@ -48,7 +50,7 @@ class ForwardBugsTest : public ::testing::Test {
 
 // Mistakes of the backward, and those that tests of their own look at.
 bool HasNoEffect(int bug) {
-  return bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
+  return IsOfALostSchedule(bug) || bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
          bug == static_cast<int>(PassBug::kWindowOverwrite) ||
          bug == static_cast<int>(PassBug::kGateUpOverwrite) ||
          bug == static_cast<int>(PassBug::kRoutesDescending);
@@ -107,6 +109,46 @@ TEST_F(ForwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {
           layer.Launch(0, PassMode::kWhole, ForwardKernelWithBug(static_cast<int>(bug))).ok());
       const emulator::Report report = emulator::Run();
       EXPECT_EQ(report.ok, bug == PassBug::kNone) << report.kind << report.text;
+    }
+  }
+}
+
+// Rank 0 runs a pass of a schedule from before an error; rank 1 does not, and its memory is its
+// own.
+Outcome RunLostSchedule(const LayerData& data, PassBug bug, const Interleaving& interleaving) {
+  StartCase(interleaving);
+  emulator::Options options = emulator::CurrentOptions();
+  options.fast_forward = true;
+  emulator::Configure(options);
+  DeviceLayer layer(data, BugOptions(), SmallForwardKernel);
+  PassState* state = layer.rank(0).arguments.scratch.state;
+  PassState heard = {};
+  heard.refusals.generation = 2;
+  MOK_CHECK(runtime::CopyToDevice(state, &heard, sizeof heard).ok());
+  layer.Poison();  // with what `bytes` holds
+  BFloat16* routes = layer.rank(1).arguments.peers.routes_of_rank[1];
+  const LayerSpec& spec = data.spec;
+  std::vector<std::byte> bytes(
+      static_cast<size_t>(spec.tokens[1] * spec.topk * spec.hidden) * sizeof(BFloat16),
+      std::byte{0xFF});
+  const ForwardKernelInfo kernel = ForwardKernelWithBug(static_cast<int>(bug));
+  MOK_CHECK(layer.Launch(0, PassMode::kWhole, kernel).ok());
+  return RunAndCompare([&] {
+    PassState after = {};
+    std::vector<std::byte> left(bytes.size());
+    MOK_CHECK(runtime::CopyToHost(&after, state, sizeof after).ok());
+    MOK_CHECK(runtime::CopyToHost(left.data(), routes, left.size()).ok());
+    return layer.CheckRecords().ok() && left == bytes && after.epoch == 0 &&
+           after.refusals.late_passes == 1;
+  });
+}
+
+TEST_F(ForwardBugsTest, APassOfALostScheduleThatDoesAnythingIsFlagged) {
+  for (int bug = 0; bug < static_cast<int>(PassBug::kCount); ++bug) {
+    if (bug != 0 && !IsOfALostSchedule(bug)) continue;
+    for (const Interleaving& interleaving : kInterleavings) {
+      const Outcome outcome = RunLostSchedule(data_, static_cast<PassBug>(bug), interleaving);
+      EXPECT_EQ(outcome.kind == "ok", bug == 0) << bug << ": " << outcome.kind << outcome.text;
     }
   }
 }

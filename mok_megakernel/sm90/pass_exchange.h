@@ -153,7 +153,7 @@ MOK_DEVICE uint64_t EpochOf(const Params& p) {
 // warps to find their tasks.
 template <class Config, class Params>
 MOK_DEVICE void TellEntry(const Params& p) {
-  if (!MeetsPeers(p) || Config::kBug == PassBug::kEntryNotTold) return;
+  if (!MeetsPeers<Config>(p) || Config::kBug == PassBug::kEntryNotTold) return;
   TellRanks<Config::kExchangeBug>(p.exchange.meeting, Meeting::kEntry, EpochOf(p));
 }
 
@@ -169,7 +169,7 @@ MOK_DEVICE bool RunBarrier(const Params& p, TaskKind kind, const ExchangeTile& t
   }
   if (Shuffle(ready ? 1 : 0, 0) == 0) return false;
   const bool is_entry = kind == TaskKind::kEntryBarrier;
-  if (MeetsPeers(p)) {
+  if (MeetsPeers<Config>(p)) {
     DeviceWait meeting_wait(p.signals.meeting_wait, static_cast<int32_t>(PassRole::kMeeting));
     const Meeting meeting = is_entry ? Meeting::kEntry : Meeting::kExit;
     const uint64_t epoch = EpochOf(p);

@@ -24,7 +24,8 @@ template <class Config, class Params>
 MOK_DEVICE void Initialize(const Params& p, PassStorage<Config>& s, int warp) {
   const int lane = static_cast<int>(ThreadIndex().x) % 32;
   if (warp == kSchedulerWarp) {
-    if (lane == 0) PlaceUncountedProgramView(p.shape.program, p.schedule, &s.program);
+    const bool has_rows = PassTakesPart(p) || Config::kBug == PassBug::kLostHasRows;
+    if (lane == 0) PlaceUncountedProgramView(p.shape.program, p.schedule, has_rows, &s.program);
     SyncWarp();
     if (lane < kNumQueues) s.program.CountTasks(static_cast<Queue>(lane));
     return;
@@ -101,8 +102,11 @@ MOK_DEVICE void FinishLaunch(const Params& p, const ProgramView& program) {
   }
   if (lane != 0) return;
   StoreRelaxedGpu(&state->finished_blocks, uint64_t{0});
-  if (MeetsPeers(p) && Config::kBug != PassBug::kEpochKept) {
+  if (MeetsPeers<Config>(p) && Config::kBug != PassBug::kEpochKept) {
     StoreRelaxedGpu(&state->epoch, LoadRelaxedGpu(&state->epoch) + 1);
+  }
+  if (IsLate(*p.schedule.result, state->refusals) && Config::kBug != PassBug::kLostNotTold) {
+    StoreRelaxedGpu(&state->refusals.late_passes, uint64_t{1});
   }
 }
 

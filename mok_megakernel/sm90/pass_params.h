@@ -7,6 +7,7 @@
 #include "mok_core/device/ticket_counter.h"
 #include "mok_core/device/wait_record.h"
 #include "mok_core/macros.h"
+#include "mok_schedule/device/device_schedule.h"
 
 namespace mok {
 
@@ -26,6 +27,7 @@ struct PassState {
   uint64_t epoch;            // passes that have met their peers
   uint64_t finished_blocks;  // of the running launch
   TicketCounter ticket;      // compute tasks: schedulers -> schedulers
+  RefusalState refusals;     // schedule kernels -> passes, and that one was late
 };
 
 struct PassSignals {
@@ -77,6 +79,9 @@ enum class PassBug : int32_t {
   kEpochKept,
   kNoTicketReset,
   kWrongSharedRows,  // the shared expert writes padding tokens
+  kLostMeets,        // a pass of a schedule that was lost waits for its peers
+  kLostHasRows,      // ... or moves its rows
+  kLostNotTold,      // ... or, if it is late, does not say so
   kCount
 };
 

@@ -89,12 +89,18 @@ class PassTracer {
   DeviceTracer tracer_;
 };
 
-// Whether the ranks meet in this launch. Not where stream order stands in for it, nor where the
-// schedule is refused: then no rank has rows, all that run the pass know it, and one may have heard
-// of the error and not run it.
+// Whether the pass does anything. If not, as all ranks that run it find, no rank has rows, and one
+// may have heard of the error and not run it (RefusalState).
 template <class Params>
+MOK_DEVICE bool PassTakesPart(const Params& p) {
+  return TakesPart(*p.schedule.result, p.signals.state->refusals);
+}
+
+// Whether the ranks meet in this launch. Not where stream order stands in for it.
+template <class Config, class Params>
 MOK_DEVICE bool MeetsPeers(const Params& p) {
-  return p.shape.mode == PassMode::kWhole && p.schedule.result->is_refused == 0;
+  return p.shape.mode == PassMode::kWhole &&
+         (PassTakesPart(p) || Config::kBug == PassBug::kLostMeets);
 }
 
 }  // namespace mok

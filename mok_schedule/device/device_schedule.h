@@ -14,14 +14,48 @@
 
 namespace mok {
 
+// What the schedule kernels and the passes of one rank know of refused schedules. Device memory,
+// zero at first.
+//
+// All ranks refuse a batch in which one has an invalid id or cannot take part, or in which they
+// disagree. A rank whose host has heard of it may make no more calls, and the calls that the other
+// hosts had queued by then must not wait for it. So nothing takes part in anything from the refused
+// batch on until this rank's host has raised the error (ScheduleSteps::kResume); the batches that
+// take part are the same on all ranks, whenever each of them hears. Schedules from before a refusal
+// are lost with it: some ranks may have run a pass of them after it, to no effect, and others not.
+struct RefusalState {
+  // Odd from a refusal until the host has raised it. Of one rank alone, which nobody waits for, it
+  // stays zero.
+  uint64_t generation;
+  // 1: a pass of a lost schedule has run though the host had heard of the refusal. The next batch
+  // is refused for it.
+  uint64_t late_passes;
+};
+
+MOK_HOST_DEVICE constexpr bool IsUnheard(uint64_t generation) { return generation % 2 != 0; }
+
 // Sizes of a schedule that depend on the batch.
 struct DeviceScheduleResult {
   int64_t num_row_blocks;  // of the routing table; 0 after an error
   int64_t total_tokens;    // of all ranks; 0 after an error
-  // 1: a rank could not take part, or the ranks disagree, as all of them know: passes of this
-  // schedule meet nobody, so that nobody waits for a rank that has heard of it and calls no more.
-  int64_t is_refused;
+  // RefusalState::generation at its batch, or kRefused.
+  uint64_t generation;
+
+  static constexpr uint64_t kRefused = UINT64_MAX;
 };
+
+// Whether a pass of the schedule does anything; on all ranks or on none.
+MOK_HOST_DEVICE inline bool TakesPart(const DeviceScheduleResult& schedule,
+                                      const RefusalState& refusals) {
+  return schedule.generation == refusals.generation;
+}
+
+// Whether one that does not runs although the host has heard.
+MOK_HOST_DEVICE inline bool IsLate(const DeviceScheduleResult& schedule,
+                                   const RefusalState& refusals) {
+  const uint64_t generation = refusals.generation;
+  return generation > 0 && !IsUnheard(generation) && !TakesPart(schedule, refusals);
+}
 
 // Pointers into device memory; what the arrays hold is said at RoutingTableView and PieceTables.
 struct DeviceSchedule {
@@ -48,11 +82,11 @@ MOK_HOST_DEVICE inline ProgramView MakeProgramView(ProgramShape shape,
   shape.ring.num_row_blocks = schedule.result->num_row_blocks;
   return ProgramView(shape, schedule.table(), schedule.pieces);
 }
-// The same in `view`; CountTasks has to follow for every queue.
+// The same in `view`, of none of the rows if !has_rows; CountTasks has to follow for every queue.
 MOK_HOST_DEVICE inline void PlaceUncountedProgramView(ProgramShape shape,
-                                                      const DeviceSchedule& schedule,
+                                                      const DeviceSchedule& schedule, bool has_rows,
                                                       ProgramView* view) {
-  shape.ring.num_row_blocks = schedule.result->num_row_blocks;
+  shape.ring.num_row_blocks = has_rows ? schedule.result->num_row_blocks : 0;
   new (view) ProgramView(ProgramView::Uncounted(), shape, schedule.table(), schedule.pieces);
 }
 

@@ -21,7 +21,13 @@ enum ScheduleBug : int {
   kScheduleNoPadding,
   kScheduleCountersKept,
   kScheduleEpochKept,
-  kScheduleInvalidIdKept,
+  kScheduleInvalidIdAccepted,  // does not refuse the batch
+  kScheduleRefusalForgotten,   // ... does not remember it for what follows
+  kScheduleUnheardTakesPart,   // builds a batch that follows before the host has heard
+  kScheduleUnheardCounted,     // ... counts it, so that the ranks get out of step
+  kScheduleNotResumed,         // stays out after the host has heard
+  kScheduleLatePassNotTold,    // does not tell the others that a pass was late
+  kScheduleLatePassKept,       // ... refuses all batches for it
   kScheduleBugCount,
 };
 

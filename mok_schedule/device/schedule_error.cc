@@ -24,6 +24,11 @@ Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record) {
       return Status(
           static_cast<StatusCode>(record.observed),
           StrCat("rank ", record.rank, " could not take part in the call: see its error"));
+    case ScheduleErrorKind::kLatePass:
+      return FailedPreconditionError(
+          "rank ", record.rank,
+          " ran a forward or backward of a schedule that an earlier error had made unusable: what "
+          "it computed is not for use (after an error, build schedules again)");
   }
   return InternalError("schedule error record of kind ", static_cast<int>(record.kind));
 }

@@ -9,15 +9,18 @@ namespace mok {
 
 enum class ScheduleErrorKind : int32_t {
   kNone,
-  kExpertId,      // an id outside [-1, E); the route was treated as "no route"
-  kTopk,          // ranks disagree on K; the table was left empty, as for the other three
+  kExpertId,      // an id outside [-1, E)
+  kTopk,          // ranks disagree on K
   kNumExperts,    // ranks disagree on E
   kExpertRanges,  // the ranks' experts are not consecutive ranges that end at E
   kRankFailed,    // a rank has announced that it cannot take part; it records nothing itself
+  kLatePass,      // a rank has run a pass of a schedule that was lost, see RefusalState
 };
+inline constexpr int kNumScheduleErrorKinds = 7;
 
-// In mapped host memory, one per rank, zero before first use. The first error is kept until the
-// host sets `state` back to 0; every rank records the same one.
+// In mapped host memory, one per rank, zero before first use. The batch was refused, and the table
+// left empty, on every rank, and every rank records the same error. The first one is kept until the
+// host sets `state` back to 0.
 struct ScheduleErrorRecord {
   uint32_t state;  // 0: nothing, 1: being written, 2: complete
   ScheduleErrorKind kind;
@@ -29,7 +32,8 @@ struct ScheduleErrorRecord {
 };
 
 // Ok when nothing was recorded; kOutOfRange for an id, kInvalidArgument for ranks that disagree,
-// the announced code for a rank that cannot take part. Call when the kernel has ended.
+// the announced code for a rank that cannot take part, kFailedPrecondition for a pass of a schedule
+// that was lost. Call when the kernel has ended.
 Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record);
 
 // What a block of the kernel waits for: DeviceWaitRecord::task_kind. The record's task is the rank

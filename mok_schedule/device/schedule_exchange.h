@@ -19,6 +19,7 @@ struct ScheduleHeader {
   int32_t first_expert;       // the rank's experts are first_expert ..
   int32_t num_local_experts;  // .. first_expert + num_local_experts - 1
   int32_t failure;            // 0, or a StatusCode: the rank cannot take part
+  int32_t late_passes;        // of RefusalState
 };
 
 // The region. Headers and ids are double-buffered by the parity of the epoch, so that nobody has to

@@ -8,6 +8,9 @@
 //   count     rows per expert of each warp's tokens, in bit-reversed token order
 //   wait      for all blocks' counts
 //   place     rows; one more block writes the other tables
+//
+// A batch that is refused goes the same way without tokens; one that follows before the host has
+// heard of it does so too, and neither stages nor waits for ranks (RefusalState).
 #pragma once
 
 #include "mok_core/device/device.h"
@@ -21,17 +24,23 @@
 namespace mok {
 
 template <int kBug, class Storage>
-MOK_DEVICE void BuildSchedule(const ScheduleParams& p, Storage& s, DeviceWait& wait) {
-  if (!WaitForRanks<kBug>(p, s, wait)) return;
-  const int64_t disagreement = ReadHeaders<kBug>(p, s);
-  if (Thread() == 0) s.is_refused = disagreement == kNoRoute ? 0 : 1;
+MOK_DEVICE void BuildSchedule(const ScheduleParams& p, Storage& s, DeviceWait& wait,
+                              bool takes_part) {
+  BatchError error = BatchError::None();
+  if (takes_part) {
+    if (!WaitForRanks<kBug>(p, s, wait)) return;
+    error = ReadHeaders<kBug>(p, s);
+  } else {
+    ClearTokens(p, s);
+  }
+  if (Thread() == 0) s.is_refused = takes_part && error.is_none() ? 0 : 1;
   if (!IsTableBlock()) CountRoutes<kBug>(p, s);
   if (!WaitForCounts<kBug>(p, s, wait)) return;
   LayOutExperts(p, s);
   if (IsTableBlock()) {
     WriteExperts(p, s);
     WritePieces(p, s);
-    RecordErrors<kBug>(p, s, disagreement);
+    if (!error.is_none()) RecordError<kBug>(p, s, error);
   } else {
     PlaceRoutes<kBug>(p, s);
   }
@@ -45,12 +54,18 @@ ScheduleKernel(MOK_GRID_CONSTANT(ScheduleParams) p) {
   using Storage = ScheduleStorage<kThreads>;
   MOK_SHARED_STORAGE(Storage, s);
   DeviceWait wait(p.wait, 0);
-  if (Thread() == 0) s.epoch = LoadRelaxedGpu(&p.state->epoch) + 1;
+  if (p.steps == ScheduleSteps::kResume) return Resume<kBug>(p);
+  if (Thread() == 0) {
+    s.epoch = LoadRelaxedGpu(&p.state->epoch) + 1;
+    s.generation = LoadRelaxedGpu(&p.refusals->generation);
+    s.is_refused = 0;
+  }
   SyncBlock();
-  if (p.steps != ScheduleSteps::kBuild) StageTokens<kBug>(p, s);
+  const bool takes_part = !IsUnheard(s.generation) || kBug == kScheduleUnheardTakesPart;
+  if (p.steps != ScheduleSteps::kBuild && takes_part) StageTokens<kBug>(p, s);
   if (p.steps == ScheduleSteps::kStage) return;
-  BuildSchedule<kBug>(p, s, wait);
-  FinishBatch<kBug>(p, s, wait);
+  BuildSchedule<kBug>(p, s, wait, takes_part);
+  FinishBatch<kBug>(p, s, wait, takes_part);
 }
 
 }  // namespace mok

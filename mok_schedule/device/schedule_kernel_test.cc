@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -150,7 +152,7 @@ TEST(ScheduleKernelTest, ProgramsDecodeAlikeOnTheDevice) {
 }
 
 // The record names the first invalid id in the order of ranks, tokens and k, on every rank, as the
-// host does; later errors leave it alone.
+// host does; later errors leave it alone. Every rank refuses the batch.
 TEST(ScheduleKernelTest, InvalidIdsAreRecordedOnEveryRank) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     StartCase(seed);
@@ -171,8 +173,24 @@ TEST(ScheduleKernelTest, InvalidIdsAreRecordedOnEveryRank) {
       EXPECT_EQ(status.code(), StatusCode::kOutOfRange);
       EXPECT_EQ(status.message(),
                 "expert id of rank 1, token 70, k 1: expected -1 to 6, got 4294967298");
+      EXPECT_EQ(ranks.refusals(rank).generation, 1u);
     }
   }
+}
+
+// A rank alone waits for nobody: each batch is refused for what is in it.
+TEST(ScheduleKernelTest, ARankAloneRefusesOneBatch) {
+  StartCase(1);
+  ScheduleRanks ranks(SmallConfig({{0, 4}}, 2, 10), 3);
+  for (int slot = 0; slot < 3; ++slot) {
+    ranks.SetBatch(ScheduleBatch(1, std::vector<int64_t>(20, slot == 1 ? 4 : 3)), slot);
+    ranks.Launch(slot);
+  }
+  ASSERT_EQ(runtime::Synchronize(), OkStatus());
+  for (int slot = 0; slot < 3; ++slot) ASSERT_EQ(ranks.Compare(slot), OkStatus());
+  EXPECT_EQ(ranks.refusals(0).generation, 0u);
+  EXPECT_EQ(CheckScheduleErrorRecord(ranks.error(0)).message(),
+            "expert id of rank 0, token 0, k 0: expected -1 to 3, got 4");
 }
 
 // A rank that cannot take part leaves nobody waiting: the others get empty schedules and its code.
@@ -188,8 +206,9 @@ TEST(ScheduleKernelTest, ARankThatCannotTakePartIsRecordedByTheOthers) {
     for (int rank = 0; rank < 3; ++rank) {
       const Status status = CheckScheduleErrorRecord(ranks.error(rank));
       EXPECT_EQ(status.code(), rank == failing ? StatusCode::kOk : StatusCode::kTypeMismatch);
-      EXPECT_EQ(ranks.schedule(rank, 0).result->num_row_blocks, 0);
-      EXPECT_EQ(ranks.schedule(rank, 0).result->is_refused, 1);
+      EXPECT_EQ(ranks.CompareRefused(0, rank), OkStatus());
+      // The failing rank's host has raised already.
+      EXPECT_EQ(ranks.refusals(rank).generation, rank == failing ? 2u : 1u);
     }
     const Status status = CheckScheduleErrorRecord(ranks.error(failing == 0 ? 1 : 0));
     EXPECT_EQ(status.message(),
@@ -210,9 +229,7 @@ TEST(ScheduleKernelTest, DisagreementIsRecordedOnEveryRank) {
     const Status first = CheckScheduleErrorRecord(ranks.error(0));
     for (int rank = 0; rank < 2; ++rank) {
       EXPECT_EQ(CheckScheduleErrorRecord(ranks.error(rank)), first);
-      EXPECT_EQ(ranks.schedule(rank, 0).result->num_row_blocks, 0);
-      EXPECT_EQ(ranks.schedule(rank, 0).result->total_tokens, 0);
-      EXPECT_EQ(ranks.schedule(rank, 0).result->is_refused, 1);
+      EXPECT_EQ(ranks.CompareRefused(0, rank), OkStatus());
     }
     return first.message();
   };
@@ -261,7 +278,7 @@ TEST(ScheduleKernelTest, MissingRankIsNamed) {
 }
 
 // Two batches one after the other on three ranks; "ok", or how it went wrong.
-std::string RunWithBug(int bug, uint64_t seed) {
+std::string RunBatches(int bug, uint64_t seed) {
   StartCase(seed);
   std::mt19937_64 random(3);
   ScheduleRanksConfig config = SmallConfig({{0, 3, 4, 6}}, 3, 150);
@@ -269,7 +286,7 @@ std::string RunWithBug(int bug, uint64_t seed) {
   constexpr int kSlots = 3;
   ScheduleRanks ranks(config, kSlots);
   for (int slot = 0; slot < kSlots; ++slot) {
-    ranks.SetBatch(RandomScheduleBatch(config, bug == kScheduleInvalidIdKept, random), slot);
+    ranks.SetBatch(RandomScheduleBatch(config, false, random), slot);
     ranks.Launch(slot);
   }
   const emulator::Report report = emulator::Run();
@@ -278,6 +295,100 @@ std::string RunWithBug(int bug, uint64_t seed) {
     if (!ranks.Compare(slot).ok()) return "mismatch";
   }
   return "ok";
+}
+
+// A refused batch whose error the ranks' hosts raise one earlier than the other, and the batch that
+// follows when all have; before the latter, rank 1 may have run a pass that was late.
+class RefusedBatches {
+ public:
+  RefusedBatches(int bug, int num_ranks) : ranks_(Config(bug, num_ranks), kSlots) {
+    all_.resize(static_cast<size_t>(num_ranks));
+    std::iota(all_.begin(), all_.end(), 0);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      ranks_.SetBatch(ScheduleBatch(all_.size(), std::vector<int64_t>(8, slot)), slot);
+    }
+  }
+
+  std::string Run() {
+    ScheduleBatch invalid(all_.size(), std::vector<int64_t>(8, 1));
+    invalid.back()[3] = 6;
+    ranks_.Launch(kBefore);
+    std::string kind = RunRefusal(invalid, "expert id of rank", 1);
+    if (kind != "ok" || all_.size() == 1) return kind;
+    RefusalState late = ranks_.refusals(1);
+    late.late_passes = 1;
+    ranks_.SetRefusals(1, late);
+    return RunRefusal(ScheduleBatch(all_.size(), std::vector<int64_t>(8, 1)),
+                      "rank 1 ran a forward or backward of a schedule", 3);
+  }
+
+ private:
+  enum Slot { kBefore, kRefused, kUnheard, kAfter, kSlots };
+
+  static ScheduleRanksConfig Config(int bug, int num_ranks) {
+    ScheduleRanksConfig config = SmallConfig(EvenPartition(6, num_ranks), 2, 4);
+    config.kernel = GetSmallScheduleKernel(bug);
+    config.timeout_ns = 1'000'000;
+    return config;
+  }
+
+  bool Matches(int slot, bool is_refused) const {
+    if (!is_refused) return ranks_.Compare(slot).ok();
+    return std::all_of(all_.begin(), all_.end(), [&](int rank) {
+      const bool ran = slot != kUnheard || rank > 0;
+      return !ran || ranks_.CompareRefused(slot, rank).ok();
+    });
+  }
+
+  // Rank r has r calls in flight when its host hears: rank 0 none.
+  std::string RunRefusal(const ScheduleBatch& refused, const std::string& text,
+                         uint64_t generation) {
+    ranks_.SetBatch(refused, kRefused);
+    ranks_.LaunchRanks(kRefused, all_);
+    for (const int rank : all_) {
+      for (int call = 0; call < rank; ++call) ranks_.LaunchRanks(kUnheard, {rank});
+      if (all_.size() > 1) ranks_.Resume(rank);
+    }
+    ranks_.Launch(kAfter);
+    const emulator::Report report = emulator::Run();
+    if (!report.ok) return report.kind;
+    for (const int rank : all_) {
+      if (ranks_.wait_record(rank).state != 0) return "timeout";
+      ScheduleErrorRecord& error = ranks_.error(rank);
+      if (CheckScheduleErrorRecord(error).message().find(text) != 0) return "no error";
+      error = {};
+      const uint64_t expected = all_.size() == 1 ? 0 : generation + 1;
+      if (ranks_.refusals(rank).generation != expected) return "generation";
+    }
+    const bool matches = Matches(kBefore, false) && Matches(kRefused, true) &&
+                         Matches(kUnheard, true) && Matches(kAfter, false);
+    return matches ? "ok" : "mismatch";
+  }
+
+  ScheduleRanks ranks_;
+  std::vector<int> all_;
+};
+
+std::string RunRefusals(int bug, uint64_t seed, int num_ranks) {
+  StartCase(seed);
+  emulator::Options options = emulator::CurrentOptions();
+  options.fast_forward = true;
+  emulator::Configure(options);
+  return RefusedBatches(bug, num_ranks).Run();
+}
+
+std::string RunWithBug(int bug, uint64_t seed) {
+  const std::string kind = RunBatches(bug, seed);
+  return kind == "ok" ? RunRefusals(bug, seed, 3) : kind;
+}
+
+// Nobody waits for a rank whose host has raised the error and makes no more calls.
+TEST(ScheduleKernelTest, RanksStayInStepWheneverTheirHostsHearOfARefusal) {
+  for (const int num_ranks : {1, 2, 3}) {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      EXPECT_EQ(RunRefusals(kScheduleCorrect, seed, num_ranks), "ok") << num_ranks << " ranks";
+    }
+  }
 }
 
 TEST(ScheduleKernelTest, EveryPlantedBugIsFlagged) {

@@ -46,6 +46,9 @@ enum class ScheduleSteps : int32_t {
   // stages, then every rank builds.
   kStage,
   kBuild,
+  // None of it: this rank's host has raised what its last refused batch was refused for. Needs
+  // nothing but `refusals`.
+  kResume,
 };
 
 struct ScheduleParams {
@@ -60,8 +63,8 @@ struct ScheduleParams {
     int32_t topk;
     int32_t num_experts;   // E
     int32_t first_expert;  // of this rank
-    // Not kOk: this rank cannot take part in the batch. Its tokens and experts do not count, nobody
-    // gets any rows, and the other ranks record it.
+    // Not kOk: this rank cannot take part in the batch, as its host has raised. Its tokens and
+    // experts do not count, the batch is refused, and the other ranks record it.
     StatusCode failure = StatusCode::kOk;
   } layer;
   struct Exchange {
@@ -71,6 +74,7 @@ struct ScheduleParams {
   DeviceSchedule schedule;  // kernel -> passes
   ScheduleScratch scratch;
   ScheduleState* state;
+  RefusalState* refusals;      // schedule kernels and passes of this rank
   ScheduleErrorRecord* error;  // mapped host memory: kernel -> host
   DeviceWaitParams wait;
   ScheduleSteps steps;

@@ -15,10 +15,11 @@ struct alignas(16) ScheduleStorage {
   static constexpr int kWarps = kThreads / 32;
 
   BlockScratch<kThreads> scratch;
-  uint64_t epoch;      // of this batch
-  int32_t failed;      // a wait ran out, here or elsewhere in the grid
-  int32_t is_last;     // this block was the last to arrive
-  int32_t is_refused;  // see DeviceScheduleResult
+  uint64_t epoch;       // of this batch
+  uint64_t generation;  // of RefusalState, before this batch
+  int32_t failed;       // a wait ran out, here or elsewhere in the grid
+  int32_t is_last;      // this block was the last to arrive
+  int32_t is_refused;   // the batch
   // Of the source ranks.
   int64_t token_begin[kMaxScheduleRanks + 1];  // first global token id
   const int32_t* ids[kMaxScheduleRanks];       // [num_tokens, topk] in that rank's memory

@@ -23,6 +23,12 @@ MOK_DEVICE uint64_t BufferOf(uint64_t epoch) {
   return kBug == kScheduleSingleBuffer ? 0 : epoch;
 }
 
+template <int kBug>
+MOK_DEVICE int32_t LatePasses(const ScheduleParams& p) {
+  if (kBug == kScheduleLatePassNotTold) return 0;
+  return static_cast<int32_t>(LoadRelaxedGpu(&p.refusals->late_passes));
+}
+
 // Tells every rank that this rank's ids lie ready. By the whole block that staged last.
 template <int kBug, class Storage>
 MOK_DEVICE void Announce(const ScheduleParams& p, Storage& s) {
@@ -41,7 +47,8 @@ MOK_DEVICE void Announce(const ScheduleParams& p, Storage& s) {
                                  p.layer.num_experts,
                                  p.layer.first_expert,
                                  p.schedule.num_local_experts,
-                                 static_cast<int32_t>(p.layer.failure)};
+                                 static_cast<int32_t>(p.layer.failure),
+                                 LatePasses<kBug>(p)};
   const ScheduleExchangeLayout& layout = p.exchange.layout;
   for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
     std::byte* region = p.exchange.regions[rank];
@@ -58,7 +65,8 @@ MOK_DEVICE void Announce(const ScheduleParams& p, Storage& s) {
   if (Thread() == 0) StoreRelaxedGpu(&p.state->staged_blocks, uint64_t{0});
 }
 
-// Copies the ids to where the other ranks read them, invalid ones as -1.
+// Copies the ids to where the other ranks read them. A batch with an invalid one is refused, and
+// its ids are not used.
 template <int kBug, class Storage>
 MOK_DEVICE void StageTokens(const ScheduleParams& p, Storage& s) {
   auto* staged = reinterpret_cast<int32_t*>(p.exchange.regions[p.layer.rank] +
@@ -70,7 +78,7 @@ MOK_DEVICE void StageTokens(const ScheduleParams& p, Storage& s) {
        route < num_routes; route += stride) {
     const int64_t id = LoadExpertId(p.tokens, route);
     const bool valid = id >= -1 && id < p.layer.num_experts;
-    staged[route] = valid || kBug == kScheduleInvalidIdKept ? static_cast<int32_t>(id) : -1;
+    staged[route] = static_cast<int32_t>(id);
     if (!valid && route < first.order) first = {route, id};
   }
   first = BlockMinimum(s.scratch, first);
@@ -100,52 +108,81 @@ MOK_DEVICE bool WaitForRanks(const ScheduleParams& p, Storage& s, DeviceWait& wa
   return AllWaitsHeld(s, wait);
 }
 
-// The ranks' first disagreement as (rank * 8 + kind), or kNoRoute. A rank compares itself with
-// rank 0, and its experts with those of the rank below.
-MOK_DEVICE int64_t Disagreement(const ScheduleHeader* headers, int rank, int ep_size) {
+// What is wrong with a batch; the lowest `order` is what all ranks record. What keeps the ranks
+// from working together comes before invalid ids, and then lower ranks come first.
+struct BatchError {
+  int64_t order;
+
+  static MOK_DEVICE BatchError None() { return BatchError(kNoRoute); }
+  MOK_DEVICE BatchError(ScheduleErrorKind kind, int rank)
+      : order((kind == ScheduleErrorKind::kExpertId ? kMaxScheduleRanks + rank : rank) *
+                  int64_t{kNumScheduleErrorKinds} +
+              static_cast<int64_t>(kind)) {}
+  explicit MOK_DEVICE BatchError(int64_t value) : order(value) {}
+
+  MOK_DEVICE bool is_none() const { return order == kNoRoute; }
+  MOK_DEVICE int32_t rank() const {
+    return static_cast<int32_t>(order / kNumScheduleErrorKinds % kMaxScheduleRanks);
+  }
+  MOK_DEVICE ScheduleErrorKind kind() const {
+    return static_cast<ScheduleErrorKind>(order % kNumScheduleErrorKinds);
+  }
+};
+static_assert(static_cast<int>(ScheduleErrorKind::kLatePass) == kNumScheduleErrorKinds - 1);
+
+// The first thing that is wrong with a rank's header. A rank is compared with rank 0, and its
+// experts with those of the rank below.
+template <int kBug>
+MOK_DEVICE BatchError ErrorOf(const ScheduleHeader* headers, int rank, int ep_size) {
   const ScheduleHeader& header = headers[rank];
   const ScheduleHeader& first = headers[0];
   const int32_t expected =
       rank == 0 ? 0 : headers[rank - 1].first_expert + headers[rank - 1].num_local_experts;
   const int32_t end = header.first_expert + header.num_local_experts;
-  ScheduleErrorKind kind = ScheduleErrorKind::kNone;
-  if (header.failure != 0) {
-    kind = ScheduleErrorKind::kRankFailed;
-  } else if (header.topk != first.topk) {
-    kind = ScheduleErrorKind::kTopk;
-  } else if (header.num_experts != first.num_experts) {
-    kind = ScheduleErrorKind::kNumExperts;
-  } else if (header.first_expert != expected ||
-             (rank == ep_size - 1 && end != header.num_experts)) {
-    kind = ScheduleErrorKind::kExpertRanges;
+  if (header.failure != 0) return {ScheduleErrorKind::kRankFailed, rank};
+  if (header.late_passes != 0) return {ScheduleErrorKind::kLatePass, rank};
+  if (header.topk != first.topk) return {ScheduleErrorKind::kTopk, rank};
+  if (header.num_experts != first.num_experts) return {ScheduleErrorKind::kNumExperts, rank};
+  if (header.first_expert != expected || (rank == ep_size - 1 && end != header.num_experts)) {
+    return {ScheduleErrorKind::kExpertRanges, rank};
   }
-  return kind == ScheduleErrorKind::kNone ? kNoRoute : rank * 8 + static_cast<int64_t>(kind);
+  if (header.invalid_route >= 0 && kBug != kScheduleInvalidIdAccepted) {
+    return {ScheduleErrorKind::kExpertId, rank};
+  }
+  return BatchError::None();
 }
 
-// Fills token_begin and ids from the headers. Ranks that disagree count as having no tokens: all
-// see the same headers and come to the same verdict. Returns the disagreement, or kNoRoute.
+// The ranks count as having no tokens. By the whole block.
+template <class Storage>
+MOK_DEVICE void ClearTokens(const ScheduleParams& p, Storage& s) {
+  for (int rank = Thread(); rank <= p.layer.ep_size; rank += Storage::kNumThreads) {
+    s.token_begin[rank] = 0;
+  }
+  SyncBlock();
+}
+
+// Fills token_begin and ids from the headers; no tokens, if anything is wrong: all ranks see the
+// same headers and come to the same verdict.
 template <int kBug, class Storage>
-MOK_DEVICE int64_t ReadHeaders(const ScheduleParams& p, Storage& s) {
+MOK_DEVICE BatchError ReadHeaders(const ScheduleParams& p, Storage& s) {
   const uint64_t buffer = BufferOf<kBug>(s.epoch);
   const auto* headers = reinterpret_cast<const ScheduleHeader*>(p.exchange.regions[p.layer.rank] +
                                                                 p.exchange.layout.headers(buffer));
-  Candidate problem = {kNoRoute, 0};
+  Candidate first = {kNoRoute, 0};
   for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
     s.token_begin[rank] = headers[rank].num_tokens;
     s.ids[rank] =
         reinterpret_cast<const int32_t*>(p.exchange.regions[rank] + p.exchange.layout.ids(buffer));
-    const int64_t order = Disagreement(headers, rank, p.layer.ep_size);
-    if (order < problem.order) problem.order = order;
+    const BatchError error = ErrorOf<kBug>(headers, rank, p.layer.ep_size);
+    if (error.order < first.order) first.order = error.order;
   }
-  problem = BlockMinimum(s.scratch, problem);
-  if (problem.order != kNoRoute) {
-    for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
-      s.token_begin[rank] = 0;
-    }
-    SyncBlock();
+  const BatchError error(BlockMinimum(s.scratch, first).order);
+  if (error.is_none()) {
+    ExclusiveScan(s.scratch, s.token_begin, p.layer.ep_size, Sum());
+  } else {
+    ClearTokens(p, s);
   }
-  ExclusiveScan(s.scratch, s.token_begin, p.layer.ep_size, Sum());
-  return problem.order;
+  return error;
 }
 
 }  // namespace mok

@@ -12,26 +12,18 @@
 
 namespace mok {
 
-// The first error of all ranks, if any, into the host's record if that is empty.
+// The batch's error into the host's record if that is empty.
 template <int kBug, class Storage>
-MOK_DEVICE void RecordErrors(const ScheduleParams& p, Storage& s, int64_t disagreement) {
+MOK_DEVICE void RecordError(const ScheduleParams& p, const Storage& s, BatchError found) {
   const auto* headers = reinterpret_cast<const ScheduleHeader*>(
       p.exchange.regions[p.layer.rank] + p.exchange.layout.headers(BufferOf<kBug>(s.epoch)));
-  Candidate invalid = {kNoRoute, 0};  // lowest rank with an invalid id
-  for (int rank = Thread(); rank < p.layer.ep_size; rank += Storage::kNumThreads) {
-    if (headers[rank].invalid_route >= 0 && rank < invalid.order) invalid.order = rank;
-  }
-  invalid = BlockMinimum(s.scratch, invalid);
-  const bool disagree = disagreement != kNoRoute;
-  if (Thread() != 0 || (!disagree && invalid.order == kNoRoute)) return;
-  if (p.layer.failure != StatusCode::kOk) return;
+  if (Thread() != 0 || p.layer.failure != StatusCode::kOk) return;
   if (LoadRelaxedSys(&p.error->state) != 0) return;
-  const auto rank = static_cast<int32_t>(disagree ? disagreement / 8 : invalid.order);
+  const int32_t rank = found.rank();
   const ScheduleHeader& header = headers[rank];
   ScheduleErrorRecord& error = *p.error;
   StoreRelaxedSys(&error.state, uint32_t{1});
-  error.kind =
-      disagree ? static_cast<ScheduleErrorKind>(disagreement % 8) : ScheduleErrorKind::kExpertId;
+  error.kind = found.kind();
   error.rank = rank;
   error.k = -1;
   error.token = -1;
@@ -52,6 +44,10 @@ MOK_DEVICE void RecordErrors(const ScheduleParams& p, Storage& s, int64_t disagr
     case ScheduleErrorKind::kRankFailed:
       error.expected = 0;
       error.observed = header.failure;
+      break;
+    case ScheduleErrorKind::kLatePass:
+      error.expected = 0;
+      error.observed = header.late_passes;
       break;
     default:
       error.token = header.invalid_route / p.layer.topk;
@@ -133,10 +129,40 @@ MOK_DEVICE void WritePieces(const ScheduleParams& p, Storage& s) {
   }
 }
 
+// For a batch that a wait has ended: no rows, whatever the other blocks have written.
+template <class Storage>
+MOK_DEVICE void WriteEmptyTables(const ScheduleParams& p) {
+  const int num_experts = p.schedule.num_local_experts;
+  for (int expert = Thread(); expert <= num_experts; expert += Storage::kNumThreads) {
+    p.schedule.expert_block_begin[expert] = 0;
+    if (expert < num_experts) p.schedule.expert_rows[expert] = 0;
+  }
+  for (int list = Thread(); list < 2; list += Storage::kNumThreads) {
+    p.schedule.pieces.piece_begin[list] = 0;
+  }
+}
+
+// The state after a batch, for the next one and for passes. One thread.
+template <int kBug, class Storage>
+MOK_DEVICE void LeaveState(const ScheduleParams& p, const Storage& s, bool takes_part) {
+  if (kBug != kScheduleCountersKept) {
+    StoreRelaxedGpu(&p.state->counted_blocks, uint64_t{0});
+    StoreRelaxedGpu(&p.state->finished_blocks, uint64_t{0});
+  }
+  if (!takes_part && kBug != kScheduleUnheardCounted) return;
+  if (kBug != kScheduleEpochKept) StoreRelaxedGpu(&p.state->epoch, s.epoch);
+  if (s.failed != 0 || s.is_refused == 0 || p.layer.ep_size == 1) return;
+  if (kBug == kScheduleRefusalForgotten) return;
+  const bool is_heard = p.layer.failure != StatusCode::kOk;
+  StoreRelaxedGpu(&p.refusals->generation, s.generation + (is_heard ? 2 : 1));
+  if (kBug != kScheduleLatePassKept) StoreRelaxedGpu(&p.refusals->late_passes, uint64_t{0});
+}
+
 // By every block as its last step. The block that comes last gives the schedule its size (none, if
 // the grid was aborted) and leaves the state ready for the next batch.
 template <int kBug, class Storage>
-MOK_DEVICE void FinishBatch(const ScheduleParams& p, Storage& s, const DeviceWait& wait) {
+MOK_DEVICE void FinishBatch(const ScheduleParams& p, Storage& s, const DeviceWait& wait,
+                            bool takes_part) {
   SyncBlock();
   if (Thread() == 0) {
     const uint64_t before = AtomicAddAcquireReleaseGpu(&p.state->finished_blocks, uint64_t{1});
@@ -145,21 +171,21 @@ MOK_DEVICE void FinishBatch(const ScheduleParams& p, Storage& s, const DeviceWai
   }
   SyncBlock();
   if (s.is_last == 0) return;
-  const int num_experts = p.schedule.num_local_experts;
-  if (s.failed != 0) {
-    for (int expert = Thread(); expert <= num_experts; expert += Storage::kNumThreads) {
-      p.schedule.expert_block_begin[expert] = 0;
-    }
-  }
+  if (s.failed != 0) WriteEmptyTables<Storage>(p);
   if (Thread() != 0) return;
+  const int num_experts = p.schedule.num_local_experts;
   *p.schedule.result = {s.failed != 0 ? 0 : p.schedule.expert_block_begin[num_experts],
                         s.failed != 0 ? 0 : s.token_begin[p.layer.ep_size],
-                        s.failed != 0 ? 0 : s.is_refused};
-  if (kBug != kScheduleCountersKept) {
-    StoreRelaxedGpu(&p.state->counted_blocks, uint64_t{0});
-    StoreRelaxedGpu(&p.state->finished_blocks, uint64_t{0});
-  }
-  if (kBug != kScheduleEpochKept) StoreRelaxedGpu(&p.state->epoch, s.epoch);
+                        s.is_refused != 0 ? DeviceScheduleResult::kRefused : s.generation};
+  LeaveState<kBug>(p, s, takes_part);
+}
+
+// ScheduleSteps::kResume. Of a rank that had heard by itself, nothing.
+template <int kBug>
+MOK_DEVICE void Resume(const ScheduleParams& p) {
+  if (BlockIndex().x != 0 || Thread() != 0 || kBug == kScheduleNotResumed) return;
+  const uint64_t generation = LoadRelaxedGpu(&p.refusals->generation);
+  if (IsUnheard(generation)) StoreRelaxedGpu(&p.refusals->generation, generation + 1);
 }
 
 }  // namespace mok

@@ -215,8 +215,12 @@ void BindCuda(py::module_& module) {
   py::class_<CudaWorkspaceHandle>(module, "CudaWorkspace")
       .def(py::init(&CreateCudaWorkspace), py::arg("options"), py::arg("heap_of_rank"),
            py::arg("state"), py::arg("records"))
-      .def("check",
-           [](const CudaWorkspaceHandle& self) { RaiseIfError(mok_cuda_check(self.get())); })
+      .def(
+          "check",
+          [](const CudaWorkspaceHandle& self, uintptr_t stream) {
+            RaiseIfError(mok_cuda_check(self.get(), reinterpret_cast<void*>(stream)));
+          },
+          py::arg("stream"))
       .def("check_ranks",
            [](const CudaWorkspaceHandle& self) {
              CallWithoutGil([&] { return mok_cuda_check_ranks(self.get()); });

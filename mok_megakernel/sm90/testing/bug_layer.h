@@ -31,4 +31,10 @@ inline DeviceLayerOptions BugOptions() {
   return options;
 }
 
+// Mistakes in passes of schedules that were lost, which a test of the forward's looks at.
+inline bool IsOfALostSchedule(int bug) {
+  return bug >= static_cast<int>(PassBug::kLostMeets) &&
+         bug <= static_cast<int>(PassBug::kLostNotTold);
+}
+
 }  // namespace mok::testing

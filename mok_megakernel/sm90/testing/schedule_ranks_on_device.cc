@@ -69,6 +69,8 @@ ScheduleRanksOnDevice::ScheduleRanksOnDevice(const std::vector<ScheduleRank>& ra
     params.scratch = scratch.At(Allocate(rank.device, scratch.bytes(), "scratch", false));
     params.state = static_cast<ScheduleState*>(
         Allocate(rank.device, sizeof(ScheduleState), "schedule state", true));
+    params.refusals =
+        static_cast<RefusalState*>(Allocate(rank.device, sizeof(RefusalState), "refusals", true));
     params.error = static_cast<ScheduleErrorRecord*>(
         AllocateMapped(sizeof(ScheduleErrorRecord), "schedule error"));
     params.wait = {

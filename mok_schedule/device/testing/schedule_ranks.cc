@@ -52,7 +52,7 @@ std::string ScheduleRanksConfig::Description() const {
 }
 
 ScheduleRanks::ScheduleRanks(const ScheduleRanksConfig& config, int num_slots)
-    : config_(config), ranks_(config.ep_size()), batches_(num_slots) {
+    : config_(config), ranks_(config.ep_size()), batches_(num_slots), refused_(num_slots) {
   for (int rank = 0; rank < config.ep_size(); ++rank) AllocateRank(rank, num_slots);
   std::vector<void*> regions;
   for (const Rank& rank : ranks_) regions.push_back(rank.region);
@@ -105,6 +105,9 @@ void ScheduleRanks::AllocateRank(int index, int num_slots) {
   void* state = Allocate(rank.device, sizeof(ScheduleState), "state");
   MustSucceed(runtime::Fill(state, 0, sizeof(ScheduleState)));
   params.state = static_cast<ScheduleState*>(state);
+  void* refusals = Allocate(rank.device, sizeof(RefusalState), "refusals");
+  MustSucceed(runtime::Fill(refusals, 0, sizeof(RefusalState)));
+  params.refusals = static_cast<RefusalState*>(refusals);
   void* abort = Allocate(rank.device, sizeof(uint32_t), "abort");
   MustSucceed(runtime::Fill(abort, 0, sizeof(uint32_t)));
   for (int i = 0; i < 2; ++i) {
@@ -167,45 +170,80 @@ void ScheduleRanks::LaunchRanks(int slot, const std::vector<int>& ranks) {
 }
 
 void ScheduleRanks::Launch(int slot) {
+  const bool is_invalid = HasInvalidIds(slot);
+  refused_[slot] = is_invalid || is_unheard_;
+  if (is_invalid && config_.ep_size() > 1) is_unheard_ = true;
   std::vector<int> all;
   for (int rank = 0; rank < config_.ep_size(); ++rank) all.push_back(rank);
   LaunchRanks(slot, all);
 }
 
-Status ScheduleRanks::Compare(int slot) const {
-  std::vector<std::vector<int32_t>> valid;
+void ScheduleRanks::Resume(int rank) {
+  is_unheard_ = false;
+  LaunchSteps(0, rank, ScheduleSteps::kResume);
+}
+
+RefusalState ScheduleRanks::refusals(int rank) const {
+  return FromDevice(ranks_[rank].params.refusals, 1)[0];
+}
+
+void ScheduleRanks::SetRefusals(int rank, const RefusalState& state) {
+  MustSucceed(runtime::CopyToDevice(ranks_[rank].params.refusals, &state, sizeof(state)));
+}
+
+bool ScheduleRanks::HasInvalidIds(int slot) const {
+  for (const std::vector<int64_t>& ids : batches_[slot]) {
+    for (const int64_t id : ids) {
+      if (id < -1 || id >= config_.partition.num_experts()) return true;
+    }
+  }
+  return false;
+}
+
+StatusOr<RoutingTable> ScheduleRanks::ExpectedTable(int slot, int rank, bool is_refused) const {
+  std::vector<std::vector<int32_t>> narrow;
   std::vector<RankRoutes> routes;
   for (const std::vector<int64_t>& ids : batches_[slot]) {
-    valid.emplace_back();
-    for (const int64_t id : ids) {
-      const bool is_valid = id >= -1 && id < config_.partition.num_experts();
-      valid.back().push_back(is_valid ? static_cast<int32_t>(id) : -1);
-    }
-    routes.push_back({valid.back().data(), static_cast<int64_t>(ids.size()) / config_.topk});
+    narrow.emplace_back(ids.begin(), ids.end());
+    const int64_t num_tokens = static_cast<int64_t>(ids.size()) / config_.topk;
+    routes.push_back({narrow.back().data(), is_refused ? 0 : num_tokens});
   }
+  return BuildRoutingTable(routes, config_.partition, rank, config_.topk);
+}
+
+Status ScheduleRanks::CompareTo(int slot, int rank, bool is_refused) const {
+  MOK_ASSIGN_OR_RETURN(const RoutingTable expected, ExpectedTable(slot, rank, is_refused));
+  Status status = CompareRank(rank, slot, expected, is_refused);
+  if (status.ok()) status = ComparePieces(rank, slot, expected);
+  return status.ok() ? status : InternalError("rank ", rank, ": ", status.message());
+}
+
+Status ScheduleRanks::CompareRefused(int slot, int rank) const {
+  return CompareTo(slot, rank, true);
+}
+
+Status ScheduleRanks::Compare(int slot) const {
   for (int rank = 0; rank < config_.ep_size(); ++rank) {
-    MOK_ASSIGN_OR_RETURN(const RoutingTable expected,
-                         BuildRoutingTable(routes, config_.partition, rank, config_.topk));
-    const Status status = CompareRank(rank, slot, expected);
-    if (!status.ok()) return InternalError("rank ", rank, ": ", status.message());
-    const Status pieces = ComparePieces(rank, slot, expected);
-    if (!pieces.ok()) return InternalError("rank ", rank, ": ", pieces.message());
+    MOK_RETURN_IF_ERROR(CompareTo(slot, rank, refused_[slot]));
   }
   return OkStatus();
 }
 
-Status ScheduleRanks::CompareRank(int rank, int slot, const RoutingTable& expected) const {
+Status ScheduleRanks::CompareRank(int rank, int slot, const RoutingTable& expected,
+                                  bool is_refused) const {
   const DeviceSchedule& actual = schedule(rank, slot);
   const DeviceScheduleResult result = FromDevice(actual.result, 1)[0];
   int64_t total_tokens = 0;
   for (const auto& ids : batches_[slot]) {
-    total_tokens += static_cast<int64_t>(ids.size()) / config_.topk;
+    if (!is_refused) total_tokens += static_cast<int64_t>(ids.size()) / config_.topk;
   }
   if (result.num_row_blocks != expected.num_row_blocks() || result.total_tokens != total_tokens) {
     return InternalError("expected ", expected.num_row_blocks(), " row blocks and ", total_tokens,
                          " tokens, got ", result.num_row_blocks, " and ", result.total_tokens);
   }
-  if (result.is_refused != 0) return InternalError("refused");
+  if ((result.generation == DeviceScheduleResult::kRefused) != is_refused) {
+    return InternalError(is_refused ? "not refused" : "refused");
+  }
   MOK_RETURN_IF_ERROR(
       CompareArray("expert_block_begin", actual.expert_block_begin, expected.expert_block_begin));
   MOK_RETURN_IF_ERROR(CompareArray("expert_rows", actual.expert_rows, expected.expert_rows));

@@ -46,10 +46,13 @@ class ScheduleRanks {
   // Queues the kernels of all ranks, or of the given ones.
   void Launch(int slot);
   void LaunchRanks(int slot, const std::vector<int>& ranks);
+  // Queues what a rank's host does when it has raised an error.
+  void Resume(int rank);
 
-  // After synchronisation: Ok if every rank's tables are, bit for bit, those of the host; ids
-  // outside [-1, E) count as -1.
+  // After synchronisation: Ok if every rank's tables are, bit for bit, those of the host; empty and
+  // refused if the batch has an id outside [-1, E) or follows such a one before a rank resumes.
   Status Compare(int slot) const;
+  Status CompareRefused(int slot, int rank) const;
 
   const DeviceSchedule& schedule(int rank, int slot) const {
     return ranks_[rank].slots[slot].schedule;
@@ -57,6 +60,8 @@ class ScheduleRanks {
   // The parameters of a rank's launches, for tests that tamper with them.
   ScheduleParams& params(int rank) { return ranks_[rank].params; }
   ScheduleErrorRecord& error(int rank) const { return *ranks_[rank].params.error; }
+  RefusalState refusals(int rank) const;
+  void SetRefusals(int rank, const RefusalState& state);
   DeviceWaitRecord& wait_record(int rank) const { return *ranks_[rank].params.wait.record; }
 
  private:
@@ -77,12 +82,18 @@ class ScheduleRanks {
   void* Allocate(int device, int64_t bytes, const char* name);
   void AllocateRank(int rank, int num_slots);
   void LaunchSteps(int slot, int rank, ScheduleSteps steps);
-  Status CompareRank(int rank, int slot, const RoutingTable& expected) const;
+  bool HasInvalidIds(int slot) const;
+  // Routes of every rank; none if the batch is refused.
+  StatusOr<RoutingTable> ExpectedTable(int slot, int rank, bool is_refused) const;
+  Status CompareTo(int slot, int rank, bool is_refused) const;
+  Status CompareRank(int rank, int slot, const RoutingTable& expected, bool is_refused) const;
   Status ComparePieces(int rank, int slot, const RoutingTable& expected) const;
 
   ScheduleRanksConfig config_;
   std::vector<Rank> ranks_;
   std::vector<ScheduleBatch> batches_;  // [slot]
+  std::vector<bool> refused_;           // [slot]
+  bool is_unheard_ = false;             // a batch has been refused and no rank has resumed
   std::vector<void*> allocations_;
 };
 
