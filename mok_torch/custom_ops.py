@@ -29,7 +29,13 @@ from mok_torch.checks import (
 )
 from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
 from mok_torch.plan import Plan, capacity_rows, tokens_in_plan
-from mok_torch.workspace import DEFAULT_HANDLE, Workspace, default_workspace, workspace_of_handle
+from mok_torch.workspace import (
+    DEFAULT_HANDLE,
+    Workspace,
+    default_workspace,
+    reporting_errors_of,
+    workspace_of_handle,
+)
 
 _NUM_WEIGHTS = 6  # routed gate, up, down; shared gate, up, down
 
@@ -320,7 +326,9 @@ def _save_for_backward(ctx, inputs, output):
 def _backward(ctx, d_out, *_):
     if d_out is None:
         return (None,) * 13
-    x, topk_weight, *weights_and_scale, words, r0, r1, r2, r3, r4 = ctx.saved_tensors
+    with reporting_errors_of(ctx.workspace, _C.OP_BACKWARD):  # hooks may run, and fail
+        saved = ctx.saved_tensors
+    x, topk_weight, *weights_and_scale, words, r0, r1, r2, r3, r4 = saved
     needed = [ctx.needs_input_grad[3 + index] for index in range(_NUM_WEIGHTS)]
     d_x, d_topk_weight, *d_weights, d_scale = moe_backward(
         d_out, x, topk_weight, *weights_and_scale, words, r0, r1, r2, r3, r4, *ctx.settings, needed

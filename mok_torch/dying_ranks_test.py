@@ -1,5 +1,7 @@
 """A rank that is gone before ranks meet: the others raise within the timeout and name it."""
 
+import functools
+import itertools
 import re
 import time
 
@@ -20,6 +22,7 @@ DEAD = 1
 
 
 def make_layer(config=CONFIG):
+    torch.manual_seed(1)  # full_state_dict wants the same router on every rank
     return MoELayer(64, 24, num_experts=5, top_k=2, config=config, group=dist.group.WORLD)
 
 
@@ -67,12 +70,22 @@ def dies_while_growing(rank, size, folder):
     assert_names_the_dead(lambda: workspace.grow(99))
 
 
-def dies_in_a_broadcast(rank, size, folder):
-    """Killed in the collective of gloo between meetings: gloo fails first, and names nobody."""
+def dies_in_a_broadcast(rank, size, folder, survived):
+    """Killed in the collective of gloo between meetings: gloo fails first, and names nobody.
+
+    survived: broadcasts before. In the last one of all, rank 0 has nothing to do with the dead.
+    """
     layer = make_layer()
     layer.full_state_dict()
+    broadcast, calls = dist.broadcast, itertools.count()
+
+    def die_in_time(*arguments, **options):
+        if next(calls) == survived:
+            die(rank, folder)
+        return broadcast(*arguments, **options)
+
     if rank == DEAD:
-        dist.broadcast = lambda *arguments, **options: die(rank, folder)
+        dist.broadcast = die_in_time
     assert_names_the_dead(layer.full_state_dict)
 
 
@@ -90,7 +103,8 @@ def keeper_dies(rank, size, folder):
     [
         (dead_before, DEAD, "tcp"),
         (dies_while_growing, DEAD, "tcp"),
-        (dies_in_a_broadcast, DEAD, "file"),
+        (functools.partial(dies_in_a_broadcast, survived=0), DEAD, "file"),
+        (functools.partial(dies_in_a_broadcast, survived=8), DEAD, "file"),
         (keeper_dies, 0, "tcp"),
     ],
 )

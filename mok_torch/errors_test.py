@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 
 import pytest
 import torch
@@ -408,6 +409,60 @@ def test_a_rank_that_does_not_come_is_named():
         done.wait(60)
 
     run_on_ranks(on_rank, 3)
+
+
+def test_a_rank_that_comes_too_late_is_told_at_once():
+    config = dataclasses.replace(CONFIG, timeout_seconds=2)
+    given_up = threading.Event()
+
+    def on_rank(member, rank):
+        workspace = create_workspace(config, member, num_local_tokens=12, hidden_size=32, topk=2)
+        arguments = _rank_arguments(rank)
+        moe(**arguments, workspace=workspace)
+        if rank == 0:
+            with pytest.raises(RankTimeoutError, match=r"^rank 0, .* missing rank 1"):
+                moe(**arguments, workspace=workspace)
+            given_up.set()
+            with pytest.raises(RankTimeoutError, match=r"^rank 0, "):
+                workspace.check()
+            return
+        given_up.wait(60)
+        began = time.monotonic()
+        told = r"^rank 1 came too late: rank 0 gave up at [\d:]{8}, after waiting for 2 s: rank 0, "
+        for call in (arguments, arguments | {"x": None}):
+            with pytest.raises(RankTimeoutError, match=told):
+                moe(**call, workspace=workspace)
+        assert time.monotonic() - began < 2
+        assert not workspace.is_usable()
+
+    run_on_ranks(on_rank, 2)
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+def test_a_hook_that_fails_in_the_backward_of_one_rank_reaches_every_rank(fuses):
+    def on_rank(member, rank):
+        workspace = create_workspace(CONFIG, member, num_local_tokens=12, hidden_size=32, topk=2)
+        arguments = _rank_arguments(rank)
+        arguments["x"].requires_grad_()
+        for name in ("w_gate", "w_up", "w_down"):
+            arguments[name].requires_grad_().main_grad = torch.zeros_like(arguments[name])
+
+        def call():
+            return moe(**arguments, workspace=workspace, gradient_accumulation_fusion=fuses)
+
+        def unpack(tensor):
+            if rank == 1:
+                raise OSError("no such file")
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            out = call()
+        error = OSError if rank == 1 else RuntimeError
+        with pytest.raises(error, match=r"^(rank 1: OSError: )?no such file"):
+            out.sum().backward()
+        call().sum().backward()
+
+    run_on_ranks(on_rank, 2)
 
 
 def test_a_broken_cached_workspace_is_replaced():

@@ -6,7 +6,8 @@ taken from this rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from mok_torch.errors import as_shared_error
 from mok_torch.groups import DistributedGroup, exchange_in
+from mok_torch.scalars import as_flag
 
 _CALL = "full_state_dict"
 
@@ -28,29 +30,94 @@ def _moe_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.experts." if name else "experts.", submodule
 
 
-def _gather(local: Tensor, layer) -> Tensor:
+class _Announcement(NamedTuple):
+    """What a rank is about to gather; equal on all ranks.
+
+    Attributes:
+      name: in the state dict.
+      num_experts: of all ranks. shape, dtype: of one.
+      router: tells the layers of a model apart: every rank holds a layer's whole router.
+    """
+
+    name: str
+    num_experts: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    router: int
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.num_experts} experts, {list(self.shape)} {self.dtype} each"
+
+
+def _gather_layer(prefix: str, layer) -> dict[str, Tensor]:
+    """Every rank's experts of a layer, concatenated, by their names. Collective."""
+    gathered = {}
+    router = _fingerprint(layer.router.weight) if layer.group.size > 1 else 0
+    for name, parameter in layer.experts.named_parameters():
+        local = parameter.detach()
+        own = _Announcement(prefix + name, layer.num_experts, local.shape[1:], local.dtype, router)
+        gathered[own.name] = _gather(local, layer, own)
+    if isinstance(layer.group, DistributedGroup):
+        # A rank whose last broadcast has failed comes to this one with what it has met with.
+        _meet(layer, None)
+    return gathered
+
+
+def _fingerprint(weight: Tensor) -> int:
+    """Of the bits of a tensor that every rank holds whole; 0 of a shard (of FSDP)."""
+    if hasattr(weight, "to_local"):
+        return 0
+    bits = weight.detach().contiguous().view(torch.int16).flatten().long()
+    return int((bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum())
+
+
+def _gather(local: Tensor, layer, own: _Announcement) -> Tensor:
     """Concatenates every rank's experts. Collective."""
     group = layer.group
     if not isinstance(group, DistributedGroup):
         # Ranks are threads: a peer may train on before this rank has read its tensor.
-        return torch.cat(exchange_in(_CALL, group, local.clone(), layer.config.timeout_seconds))
-    _meet(layer, None)
+        given = exchange_in(_CALL, group, (own, local.clone()), layer.config.timeout_seconds)
+        _compare([announcement for announcement, _ in given])
+        return torch.cat([tensor for _, tensor in given])
+    _compare(_meet(layer, own))
     try:
         return _broadcast_all(local, layer)
-    except RuntimeError as error:
+    except Exception as error:
         # Gloo's text names no rank. One that died meanwhile does not come to this either; the
         # others are here, or in the meeting that they come to next.
         _meet(layer, error)
         raise
 
 
-def _meet(layer, problem: Exception | None):
-    """Names a rank that does not come (RankTimeoutError); raises what other ranks have met with."""
-    shared = None if problem is None else as_shared_error(problem)[0]
-    others = exchange_in(_CALL, layer.group, shared, layer.config.timeout_seconds)
-    for peer, other in enumerate(others):
-        if problem is None and isinstance(other, Exception):
+def _meet(layer, own: _Announcement | Exception | None) -> list[_Announcement | None]:
+    """What the ranks are about to gather; raises what one has met with.
+
+    RankTimeoutError names a rank that does not come.
+    """
+    is_error = isinstance(own, Exception)
+    value = as_shared_error(own)[0] if is_error else own
+    answers = exchange_in(_CALL, layer.group, value, layer.config.timeout_seconds)
+    for peer, other in enumerate(answers):
+        if not is_error and isinstance(other, Exception):
             raise type(other)(f"rank {peer}: {other}")
+    return answers
+
+
+def _compare(announcements: list[_Announcement | None]):
+    """Raises, on every rank, unless all gather the same."""
+    first, *others = announcements
+    for peer, other in enumerate(others, start=1):
+        if other == first:
+            continue
+        if first is not None and other is not None and other._replace(router=first.router) == first:
+            raise ValueError(
+                f"{_CALL}: {first.name}: the router's weight on rank {peer} is not that on rank 0: "
+                "the ranks gather different layers, or their replicas have drifted apart"
+            )
+        raise ValueError(
+            f"{_CALL}: ranks gather different tensors: rank 0 {first or 'none'}, rank {peer} "
+            f"{other or 'none'}"
+        )
 
 
 def _broadcast_all(local: Tensor, layer) -> Tensor:
@@ -69,11 +136,15 @@ def _broadcast_all(local: Tensor, layer) -> Tensor:
 
 @torch.no_grad()
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """module.state_dict() with the experts of all ranks; the same on every rank. Collective."""
+    """module.state_dict() with the experts of all ranks; the same on every rank. Collective.
+
+    Raises:
+      ValueError: on every rank, if they gather different layers, or hold different routers.
+      RankTimeoutError: a rank did not come.
+    """
     state = module.state_dict()
     for prefix, layer in _moe_layers(module):
-        for name, parameter in layer.experts.named_parameters():
-            state[prefix + name] = _gather(parameter.detach(), layer)
+        state |= _gather_layer(prefix, layer)
     return state
 
 
@@ -84,7 +155,11 @@ def load_full_state_dict(module: nn.Module, state: dict[str, Tensor], strict: bo
 
     Raises:
       ValueError: the experts of a layer are not the full layer's.
+      TypeError: state is no dict, or strict no bool.
     """
+    as_flag("strict", strict)
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state: expected a dict of tensors, got {type(state).__name__}")
     state = dict(state)
     for prefix, layer in _moe_layers(module):
         begin, end = layer.owned_experts(layer.group.rank)

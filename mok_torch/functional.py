@@ -7,7 +7,6 @@ arithmetic and give the same bits.
 
 from __future__ import annotations
 
-import contextlib
 from typing import NamedTuple
 
 import torch
@@ -36,7 +35,13 @@ from mok_torch.groups import InProcessGroup
 from mok_torch.main_grads import main_grads_of
 from mok_torch.plan import Plan, make_plan
 from mok_torch.scalars import as_flag
-from mok_torch.workspace import DEFAULT_HANDLE, Workspace, create_workspace, get_workspace
+from mok_torch.workspace import (
+    DEFAULT_HANDLE,
+    Workspace,
+    create_workspace,
+    get_workspace,
+    reporting_errors_of,
+)
 
 __all__ = [
     "ForwardContext",
@@ -231,11 +236,9 @@ def _operator_inputs(arguments, shared, workspace, config, num_experts, casts_we
 
 
 def _reporting_errors(workspace):
-    if workspace is None:
-        return contextlib.nullcontext()
-    if not isinstance(workspace, Workspace):
+    if workspace is not None and not isinstance(workspace, Workspace):
         raise TypeError(f"workspace: expected a Workspace or None, got {type(workspace).__name__}")
-    return workspace.reporting_errors(_C.OP_SCHEDULE)
+    return reporting_errors_of(workspace, _C.OP_SCHEDULE)
 
 
 def _check_types(tensors, shared, config):

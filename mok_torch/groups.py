@@ -10,6 +10,9 @@ All three offer the same small interface, which workspaces use when they are cre
                        come in time is named by a RankTimeoutError on every other
   host_record()        what create_engine needs from every rank, to be exchanged
   create_engine(...)   the C++ workspace of this rank (collective)
+  leave_notice(name, text), find_notice(name)
+                       the first text that a rank has left under that name, for ranks that come
+                       late; None: there is none
   shares_device        whether the ranks, threads of this process, run on one GPU in turn
   device_heap(...)     zeroed GPU memory of this rank that all ranks can access (collective)
 
@@ -71,7 +74,7 @@ class SingleRank:
         return [value]
 
     def host_record(self) -> Any:
-        return None
+        return {"name": ""}
 
     def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
         del records
@@ -103,6 +106,7 @@ class InProcessGroup:
         self.size = size = as_integer("size", size, 1)
         self._condition = threading.Condition()
         self._rounds: dict[int, dict[int, Any]] = {}
+        self._notices: dict[str, str] = {}
         self._members = [InProcessMember(self, rank) for rank in range(size)]
 
     def member(self, rank: int) -> InProcessMember:
@@ -146,12 +150,20 @@ class InProcessMember:
 
     def host_record(self) -> Any:
         # Rank 0's handle serves all; the others' cost nothing.
-        return _C.InProcessGroup(self.size)
+        return {"handle": _C.InProcessGroup(self.size), "name": f"mok-{uuid.uuid4().hex}"}
+
+    def leave_notice(self, name: str, text: str):
+        self.group._notices.setdefault(name, text)
+
+    def find_notice(self, name: str) -> str | None:
+        return self.group._notices.get(name)
 
     def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
         if self.size == 1:
             return _C.Workspace.single(shape, timeout_seconds)
-        return _C.Workspace.in_process(self.rank, self.size, records[0], shape, timeout_seconds)
+        return _C.Workspace.in_process(
+            self.rank, self.size, records[0]["handle"], shape, timeout_seconds
+        )
 
     def device_heap(
         self, num_bytes: int, device: torch.device, timeout_seconds: float
@@ -180,7 +192,7 @@ class DistributedGroup:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
-            raise ValueError("group: this process is not a member of the process group")
+            raise _not_a_member()
 
     @property
     def workspaces(self) -> dict:
@@ -200,6 +212,12 @@ class DistributedGroup:
 
     def host_record(self) -> Any:
         return {"memory": _shared_memory_identity(), "name": f"mok-{uuid.uuid4().hex}"}
+
+    def leave_notice(self, name: str, text: str):
+        meetings_of(self.group).leave_notice(name, text)
+
+    def find_notice(self, name: str) -> str | None:
+        return meetings_of(self.group).find_notice(name)
 
     def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
         for peer, record in enumerate(records):
@@ -254,6 +272,13 @@ def _shared_memory_identity() -> str:
     return f"{os.uname().nodename} (boot {machine}, /dev/shm {os.stat('/dev/shm').st_dev})"
 
 
+def _not_a_member() -> ValueError:
+    return ValueError(
+        "group: this process is not a member of the process group; only its members may use it "
+        "(dist.new_group has returned GroupMember.NON_GROUP_MEMBER)"
+    )
+
+
 def as_group(group) -> SingleRank | InProcessMember | DistributedGroup:
     """None, an InProcessMember or a torch.distributed group as this module's interface."""
     if group is None:
@@ -264,6 +289,10 @@ def as_group(group) -> SingleRank | InProcessMember | DistributedGroup:
         raise TypeError("group: pass InProcessGroup(size).member(rank), not the group itself")
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
         return DistributedGroup(group) if dist.get_world_size(group) != 1 else SingleRank()
+    if dist.is_available():
+        no_group = dist.GroupMember.NON_GROUP_MEMBER
+        if type(group) is type(no_group) and group == no_group:
+            raise _not_a_member()
     raise TypeError(
         "group: expected None, a torch.distributed process group or an InProcessGroup member, got "
         f"{type(group).__name__}"

@@ -61,8 +61,10 @@ class MoELayer(nn.Module):
 
     The state dict has the same names on every rank; only the leading dimension of `experts.*` is
     this rank's share. `full_state_dict` gathers it, `load_full_state_dict` takes the share out.
-    copy.deepcopy makes a layer of the same rank and group; only a layer without a group can be
-    pickled.
+    copy.deepcopy makes a layer of the same rank and group. Its parameters are copied as PyTorch
+    copies them: without gradients, hooks, and what a trainer has attached to them (main_grad). Only
+    a layer without a group can be pickled, or saved whole with torch.save; there PyTorch keeps
+    main_grad, with all of the buffer that it is a part of.
 
     Args:
       hidden_size, intermediate_size: H and I, multiples of 8.

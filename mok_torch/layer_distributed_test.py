@@ -2,12 +2,16 @@
 
 import itertools
 import os
+import time
 import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from mok_torch import RankTimeoutError
+from mok_torch.config import MoKConfig
+from mok_torch.full_state import full_state_dict
 from mok_torch.layer import MoELayer
 
 HIDDEN, EXPERTS = 32, 5
@@ -118,6 +122,62 @@ def check_compiled_layer(rank, size):
 
 def test_compiles_over_processes(tmp_path):
     spawn(check_compiled_layer, 2, tmp_path)
+
+
+def gather_different_layers(rank, size):
+    """Layers of equal shapes and names, in another order on one rank."""
+    layers = [make_layer(dist.group.WORLD) for _ in range(2)]
+    layers[1].reset_parameters()
+    for first in range(2):
+        with pytest.raises(ValueError, match=r"w_gate: the router's weight on rank 1 is not"):
+            layers[(first + (rank == 1)) % 2].full_state_dict()
+    with pytest.raises(ValueError, match=r"rank 0 0.experts.w_gate of 5 .* rank 1 experts.w_gate"):
+        full_state_dict(layers[0] if rank == 1 else torch.nn.Sequential(layers[0]))
+    wide = MoELayer(HIDDEN, 32, EXPERTS, 2, group=dist.group.WORLD)
+    with pytest.raises(ValueError, match=r"rank 0 experts.w_gate .*\[24, 32\].* rank 1 .*\[32,"):
+        (wide if rank == 1 else layers[0]).full_state_dict()
+    # The ranks are in step.
+    assert layers[1].full_state_dict()["experts.w_gate"].shape == (EXPERTS, 24, HIDDEN)
+
+
+def test_ranks_that_gather_different_layers_are_told_so(tmp_path):
+    spawn(gather_different_layers, 2, tmp_path)
+
+
+def use_a_group_of_others(rank, size):
+    part = dist.new_group([0])
+    if rank == 1:
+        with pytest.raises(ValueError, match="group: this process is not a member"):
+            make_layer(part)
+    else:
+        assert make_layer(part).group.size == 1
+    dist.barrier()
+
+
+def test_a_group_without_this_process_is_refused(tmp_path):
+    spawn(use_a_group_of_others, 2, tmp_path)
+
+
+def come_too_late(rank, size):
+    config = MoKConfig(timeout_seconds=3)
+    torch.manual_seed(1)
+    layer = MoELayer(HIDDEN, 24, EXPERTS, 2, group=dist.group.WORLD, config=config)
+    x = make_tokens()
+    layer(x)
+    if rank == 0:
+        with pytest.raises(RankTimeoutError, match="missing rank 1"):
+            layer(x)
+    dist.barrier()
+    began = time.monotonic()
+    if rank == 1:
+        with pytest.raises(RankTimeoutError, match=r"^rank 1 came too late: rank 0 gave up at"):
+            layer(x)
+    assert time.monotonic() - began < 3
+    dist.barrier()
+
+
+def test_a_process_that_comes_too_late_is_told_at_once(tmp_path):
+    spawn(come_too_late, 2, tmp_path)
 
 
 MIXED_CALLS = {

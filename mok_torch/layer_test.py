@@ -181,6 +181,19 @@ def test_full_state_dict_does_not_depend_on_ep_size(size):
         assert all(torch.equal(state[name], single[name]) for name in single)
 
 
+def test_full_state_dicts_of_different_layers_are_not_mixed():
+    layers = make_layers(2)
+    other = make_layer(layers[1].group, seed=8)
+
+    def work(_, rank):
+        with pytest.raises(ValueError, match="router's weight on rank 1 is not that on rank 0"):
+            (layers[0], other)[rank].full_state_dict()
+        state = layers[rank].full_state_dict()
+        assert torch.equal(state["experts.w_up"], make_layer().experts.w_up)
+
+    run_on_ranks(work, 2)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_full_state_dict_loads_on_any_number_of_ranks(size):
     source = make_layer(seed=7)
@@ -481,8 +494,7 @@ def test_printing_names_rank_and_sizes():
 
 def test_export_with_any_number_of_tokens():
     layer = make_layer(None).eval()
-    tokens = torch.export.Dim("tokens")
-    x = torch.randn(20, layer.hidden_size)
-    exported = torch.export.export(layer, (x,), dynamic_shapes=({0: tokens},)).module()
+    x, shapes = torch.randn(20, layer.hidden_size), ({0: torch.export.Dim("tokens")},)
+    exported = torch.export.export(layer, (x,), dynamic_shapes=shapes).module()
     for count in (20, 7):
         assert torch.equal(exported(x[:count]), layer(x[:count]))

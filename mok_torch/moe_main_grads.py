@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mok_torch import custom_ops
+from mok_torch import _C, custom_ops
 from mok_torch.checks import LayerTensors
 from mok_torch.main_grads import MainGrads, main_grads_of, tell_trainer
 from mok_torch.passes import LayerGrads, WeightGrads
-from mok_torch.workspace import DEFAULT_HANDLE, workspace_of_handle
+from mok_torch.workspace import DEFAULT_HANDLE, reporting_errors_of, workspace_of_handle
 
 _NUM_WEIGHTS = 6
 
@@ -51,7 +51,8 @@ class _IntoMainGrads(torch.autograd.Function):
         nothing = (None,) * (6 + _NUM_WEIGHTS)
         if d_out is None:
             return nothing
-        tensors = ctx.saved_tensors  # once: a checkpoint's are there once
+        with reporting_errors_of(ctx.workspace, _C.OP_BACKWARD):  # hooks may run, and fail
+            tensors = ctx.saved_tensors  # once: a checkpoint's are there once
         inputs, saved = tensors[:9], tensors[9:]
         x, topk_weight, *_, scale = inputs
 

@@ -160,7 +160,8 @@ def run_forward(call: LayerCall, out: Tensor):
     args.differentiated = call.plan.differentiated
     args.clear_spare_rows = not _is_sparse(call.layer, call.ring.x.shape[0])
     config = call.engine_config(call.plan.fwd_num_comm)
-    _C.forward(call.workspace.engine, config, call.schedule, args)
+    with call.workspace.host_call():
+        _C.forward(call.workspace.engine, config, call.schedule, args)
 
 
 def run_backward(call: LayerCall, d_out: Tensor, kept_macrobatches: int, grads: LayerGrads):
@@ -181,7 +182,8 @@ def run_backward(call: LayerCall, d_out: Tensor, kept_macrobatches: int, grads: 
     args.d_routed.set(*_grads_struct(grads.routed))
     args.d_shared.set(*_grads_struct(grads.shared))
     config = call.engine_config(call.plan.bwd_num_comm)
-    _C.backward(call.workspace.engine, config, call.schedule, args)
+    with call.workspace.host_call():
+        _C.backward(call.workspace.engine, config, call.schedule, args)
 
 
 def _run_cuda_forward(call: LayerCall, out: Tensor):
@@ -227,14 +229,15 @@ def build_schedule(
         experts = (num_local_experts, num_experts)
         return cuda_passes.build_schedule(workspace, plan, topk_idx, *experts)[0]
     config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
-    return _C.Schedule.build(
-        workspace.engine,
-        config,
-        topk_idx.data_ptr(),
-        topk_idx.shape[0],
-        num_local_experts,
-        num_experts,
-    )
+    with workspace.host_call():
+        return _C.Schedule.build(
+            workspace.engine,
+            config,
+            topk_idx.data_ptr(),
+            topk_idx.shape[0],
+            num_local_experts,
+            num_experts,
+        )
 
 
 def new_gradient(weight: Tensor, dtype: torch.dtype) -> Tensor:

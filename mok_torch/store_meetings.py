@@ -7,12 +7,14 @@ has, whatever its backend, and which answers questions about a rank that is gone
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -82,6 +84,7 @@ class StoreMeetings:
         """keeper: the rank whose process ends the store when it ends; None: none of these."""
         self._group_store = store
         self._store: dist.Store | None = None
+        self._incarnation = 0  # how often a group of this store and name has been made
         # A thread that nobody waits for any more may still be in the middle of it.
         self._opening = threading.Lock()
         self._rank = rank
@@ -112,6 +115,19 @@ class StoreMeetings:
             raise RankTimeoutError(f"{self._store_is_gone()}: no answer in {timeout_seconds} s")
         return [pickle.loads(posted) for posted in meeting.values]
 
+    def leave_notice(self, name: str, text: str):
+        """Leaves a text for ranks that come late, unless one is there. Not collective."""
+        _in_time(lambda: self._open_store().compare_set(f"notice/{name}", "", text))
+
+    def find_notice(self, name: str) -> str | None:
+        """What leave_notice left, or None. Not collective."""
+
+        def find() -> str | None:
+            store, key = self._open_store(), f"notice/{name}"
+            return store.get(key).decode() if store.check([key]) else None
+
+        return _in_time(find)
+
     def _run(self, meeting: _Meeting):
         try:
             meeting.values = self._meet(meeting)
@@ -135,7 +151,7 @@ class StoreMeetings:
             late = " came too late" if self._rank in missing else ""
             raise RankTimeoutError(
                 f"rank {self._rank}{late}: ranks {missing} of the process group did not come "
-                f"within {waited:g} s"
+                f"within {waited:g} s{self._who_is_elsewhere(missing)}"
             )
         if store.has_extended_api():
             values = store.multi_get(keys)
@@ -150,9 +166,25 @@ class StoreMeetings:
             if self._store is None:
                 # A group that is made anew on the same store gets the same prefix from PyTorch, and
                 # must not find what the last one left there.
-                incarnation = self._group_store.add(f"mok/incarnation/{self._rank}", 1)
-                self._store = dist.PrefixStore(f"mok/{incarnation}", self._group_store)
+                self._incarnation = self._group_store.add(_incarnation_key(self._rank), 1)
+                self._store = dist.PrefixStore(f"mok/{self._incarnation}", self._group_store)
             return self._store
+
+    def _who_is_elsewhere(self, ranks: list[int]) -> str:
+        """Says which of them are in another incarnation of the group, as far as the store knows."""
+        store, places = self._group_store, []
+        for rank in ranks:
+            key = _incarnation_key(rank)
+            number = int(store.get(key)) if store.check([key]) else self._incarnation
+            if number != self._incarnation:
+                places.append(f"rank {rank} in its number {number}")
+        if not places:
+            return ""
+        return (
+            f" (rank {self._rank} is in its group number {self._incarnation} of this name on this "
+            f"store, {', '.join(places)}: a group that is destroyed and made anew has to be so on "
+            "every rank)"
+        )
 
     def _post(self, key: str, value: bytes):
         self._posted.append(key)
@@ -187,6 +219,24 @@ class StoreMeetings:
     def _store_is_gone(self) -> str:
         keeper = "none of its ranks" if self._keeper is None else f"rank {self._keeper}"
         return f"rank {self._rank}: the process group's store, kept by {keeper}, cannot be reached"
+
+
+def _incarnation_key(rank: int) -> str:
+    return f"mok/incarnation/{rank}"
+
+
+def _in_time(ask: Callable[[], Any]) -> Any:
+    """What the store answers; None if it fails or does not answer: nobody depends on it."""
+    answers = []
+
+    def run():
+        with contextlib.suppress(Exception):
+            answers.append(ask())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_GRACE_SECONDS)
+    return answers[0] if answers else None
 
 
 class _Meeting:

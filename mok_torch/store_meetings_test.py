@@ -142,6 +142,39 @@ def test_a_group_made_anew_on_the_same_store_finds_nothing_of_the_last(open_stor
         assert on_ranks(2, body) == [expected] * 2
 
 
+def test_ranks_in_different_incarnations_of_a_group_are_told_so(open_store):
+    """Only rank 0 has made the group anew; once rank 1 has too, they meet again."""
+    told = threading.Barrier(2)
+
+    def body(rank):
+        stores = [open_store() for _ in range(2)]
+        first, second = (StoreMeetings(store, rank, 2, None) for store in stores)
+        first.exchange(None, PATIENCE)
+        where = "rank 0 is in its group number 2 .*, rank 1 in its number 1"
+        if rank == 1:
+            where = "rank 1 is in its group number 1 .*, rank 0 in its number 2"
+        with pytest.raises(RankTimeoutError, match=rf"did not come within .*{where}"):
+            (first if rank == 1 else second).exchange(None, TIMEOUT)
+        told.wait(PATIENCE)
+        if rank == 0:
+            # In its second incarnation all the same.
+            return second.exchange(rank, PATIENCE)
+        second._next_meeting = 1  # the one that rank 0 has missed it in
+        return second.exchange(rank, PATIENCE)
+
+    assert on_ranks(2, body) == [[0, 1]] * 2
+
+
+def test_notices_reach_who_comes_late(open_store):
+    first, late = (StoreMeetings(open_store(), rank, 2, None) for rank in range(2))
+    on_ranks(2, lambda rank: (first, late)[rank].exchange(None, PATIENCE))
+    assert late.find_notice("a workspace") is None
+    first.leave_notice("a workspace", "gone")
+    late.leave_notice("a workspace", "gone too")
+    assert first.find_notice("a workspace") == late.find_notice("a workspace") == "gone"
+    assert late.find_notice("another") is None
+
+
 def test_a_value_that_cannot_be_sent_leaves_the_ranks_in_step(open_store):
     def body(rank):
         meetings = StoreMeetings(open_store(), rank, 2, None)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -116,6 +117,9 @@ class Workspace:
 
     def _create_engine(self, request: _Request):
         self.timeout_seconds = request.timeout_seconds
+        # What a rank that gave up has left for this one; "" if this one has given up itself.
+        self._left_behind: str | None = None
+        self._last_call_began = time.monotonic()
         if self.on_gpu:
             self._keep_captured_engine()
             self.engine = CudaEngine(self._group, request, self.device)
@@ -125,6 +129,7 @@ class Workspace:
 
     def _create_host_engine(self, request: _Request) -> _C.Workspace:
         records = self._group.exchange(self._group.host_record(), request.timeout_seconds)
+        self._name = records[0]["name"]
         shape = _C.WorkspaceShape(
             request.num_local_tokens, request.hidden_size, request.topk, ENGINE_DTYPES[self.dtype]
         )
@@ -206,6 +211,34 @@ class Workspace:
             raise found
 
     @contextlib.contextmanager
+    def host_call(self):
+        """Surrounds a collective call of the host's engine.
+
+        A rank that gives up in it leaves a notice, and one that comes too late finds it and raises
+        at once, instead of waiting for who has gone.
+        """
+        # The others have not waited for the timeout yet if this rank's last call began later. (They
+        # were in it with this one.)
+        began, now = self._last_call_began, time.monotonic()
+        is_late = now - began > self.timeout_seconds
+        if self.ep_size > 1 and is_late and self._left_behind is None:
+            self._left_behind = self._group.find_notice(self._name)
+        self._raise_if_left_behind()
+        self._last_call_began = now
+        try:
+            yield
+        except RankTimeoutError as error:
+            self._left_behind = ""
+            at, waited = time.strftime("%H:%M:%S"), f"{self.timeout_seconds:g} s"
+            notice = f"rank {self.rank} gave up at {at}, after waiting for {waited}: {error}"
+            self._group.leave_notice(self._name, notice)
+            raise
+
+    def _raise_if_left_behind(self):
+        if self._left_behind:
+            raise RankTimeoutError(f"rank {self.rank} came too late: {self._left_behind}")
+
+    @contextlib.contextmanager
     def reporting_errors(self, operation: int):
         """Sends an error that the block raises to the ranks that enter `operation` meanwhile."""
         try:
@@ -222,7 +255,8 @@ class Workspace:
             return
         error.is_shared = True
         shared, code = as_shared_error(error)
-        self.engine.report_error(operation, code, str(shared))
+        with contextlib.nullcontext() if self.on_gpu else self.host_call():
+            self.engine.report_error(operation, code, str(shared))
 
     def is_usable(self) -> bool:
         """False once a rank has not come to a call within the timeout, or has left for good."""
@@ -231,7 +265,7 @@ class Workspace:
                 self.engine.check_ranks()  # may wait for a pass that runs into its timeout
                 self.engine.check_usable()
             else:
-                self.engine.check()
+                self.check()
         except Exception:  # of the class of the rank's own error
             return False
         return True
@@ -243,6 +277,7 @@ class Workspace:
         found wrong with its inputs, an expert id out of range for example. Once: the workspace
         works on after that.
         """
+        self._raise_if_left_behind()
         if self.on_gpu and not is_capturing(self.device):
             self.engine.synchronize()
         self.engine.check()
@@ -374,6 +409,11 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
     if device_type == "cuda" and dtype != torch.bfloat16:
         raise TypeError(f"dtype: expected torch.bfloat16 on a GPU, got {dtype}")
     return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds, device_type)
+
+
+def reporting_errors_of(workspace: Workspace | None, operation: int):
+    """workspace.reporting_errors(operation); where there is none, nobody is told."""
+    return contextlib.nullcontext() if workspace is None else workspace.reporting_errors(operation)
 
 
 def require_workspace(workspace):

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -165,6 +166,8 @@ def test_wrong_groups():
         InProcessGroup(0)
     with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
         InProcessGroup(2).member(2)
+    with pytest.raises(ValueError, match="group: this process is not a member of the process gr"):
+        as_group(dist.GroupMember.NON_GROUP_MEMBER)
     assert isinstance(as_group(None), SingleRank)
 
 
