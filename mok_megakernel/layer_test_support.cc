@@ -82,6 +82,16 @@ int32_t LayerSpec::num_experts() const {
   return std::accumulate(experts.begin(), experts.end(), 0);
 }
 
+LayerSpec SmallLayer() {
+  LayerSpec spec;
+  spec.tokens = {9, 20};
+  spec.experts = {2, 2};
+  spec.topk = 2;
+  spec.hidden = 72;
+  spec.intermediate = 40;
+  return spec;
+}
+
 LayerData::LayerData(const LayerSpec& layer_spec) : spec(layer_spec) {
   std::mt19937 random(spec.seed);
   const int64_t num_tokens = spec.num_tokens();

@@ -20,15 +20,17 @@ void SetSize(Struct& value) {
 
 }  // namespace
 
-LayerSpec SmallLayer() {
-  LayerSpec spec;
-  spec.tokens = {9, 20};
-  spec.experts = {2, 2};
-  spec.topk = 2;
-  spec.hidden = 72;
-  spec.intermediate = 40;
+LayerSpec SharedLayer(int num_ranks) {
+  LayerSpec spec = SmallLayer();
   spec.shared_intermediate = 24;
   spec.shared_scale = true;
+  if (num_ranks == 1) {
+    spec.tokens = {29};
+    spec.experts = {4};
+  } else if (num_ranks == 3) {
+    spec.tokens = {9, 20, 4};
+    spec.experts = {2, 1, 1};
+  }
   return spec;
 }
 

@@ -25,8 +25,8 @@ struct CudaRanksOptions {
   double initial_grad = 0;  // with accumulate: what the weight gradients hold before
 };
 
-// Two ranks with unequal numbers of tokens, a scaled shared expert, widths that all differ.
-LayerSpec SmallLayer();
+// SmallLayer with a scaled shared expert on 1, 2 or 3 ranks; the first two hold the same batch.
+LayerSpec SharedLayer(int num_ranks = 2);
 
 // Every rank's workspace, tensors and calls.
 class CudaRanks {

@@ -7,78 +7,37 @@
 #include <vector>
 
 #include "mok_core/device/runtime.h"
-#include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
+#include "mok_megakernel/cuda/cuda_test_cases.h"
 
 namespace mok::testing {
 namespace {
 
-// Forward and backward over memory full of NaN, `passes` times.
-LayerResult RunOnce(const LayerData& data, const CudaRanksOptions& options, int passes = 1) {
-  StartCase({1, 0.1});
-  CudaRanks ranks(data, options);
-  for (int pass = 0; pass < passes; ++pass) {
-    ranks.Poison();
-    ranks.QueueAll();
-    ranks.QueueBackward();
-    EXPECT_EQ(runtime::Synchronize(), OkStatus());
-  }
-  for (int rank = 0; rank < data.spec.ep_size(); ++rank) {
-    EXPECT_EQ(ranks.Check(rank), MOK_OK) << mok_last_error();
-  }
-  return ranks.Result();
-}
-
 TEST(MokCudaBackwardTest, OneRankMatchesFloat64) {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {29};
-  spec.experts = {4};
-  const LayerData data(spec);
+  const LayerData data(SharedLayer(1));
   CudaRanksOptions options;
-  const LayerResult expected = RunOnce(data, options);
+  const LayerResult expected = RunBoth(data, options);
   ExpectMatchesReference(data, expected);
   options.kept_macrobatches = 0;
-  ExpectSameBits(expected, RunOnce(data, options), "recomputed");
+  ExpectSameBits(expected, RunBoth(data, options), "recomputed");
   options.kept_macrobatches = 1;
-  ExpectSameBits(expected, RunOnce(data, options, 2), "forward and backward again");
+  ExpectSameBits(expected, RunBoth(data, options, 2), "forward and backward again");
 }
 
 TEST(MokCudaBackwardTest, RanksOfOneAndOfSeveralDevicesGiveTheBitsOfOneRank) {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {29};
-  spec.experts = {4};
-  const LayerData one(spec);
-  LayerResult expected = RunOnce(one, {});
-  for (const std::vector<int64_t>& tokens :
-       std::vector<std::vector<int64_t>>{{9, 20}, {0, 28, 1}}) {
-    spec.tokens = tokens;
-    spec.experts = tokens.size() == 2 ? std::vector<int32_t>{3, 1} : std::vector<int32_t>{1, 3, 0};
-    const LayerData data(spec);
-    for (const bool own_devices : {false, true}) {
-      CudaRanksOptions options;
-      options.own_devices = own_devices;
-      options.id_bytes = own_devices ? 4 : 8;
-      const LayerResult result = RunOnce(data, options);
-      ExpectSameBits(expected, result, StrCat(tokens.size(), " ranks, own devices: ", own_devices));
-    }
-  }
+  const LayerResult expected = RunBoth(LayerData(SharedLayer(1)), {});
+  ForEachPlacement(
+      [&](const LayerData& data, const CudaRanksOptions& options, const std::string& label) {
+        ExpectSameBits(expected, RunBoth(data, options), label);
+      });
 }
 
 TEST(MokCudaBackwardTest, SettingsChangeNoBit) {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {150, 151};
-  spec.route = [](int64_t token, int k) { return (token / 40 + k) % 4; };
-  const LayerData data(spec);
-  CudaRanksOptions options;
-  options.own_devices = true;
-  const LayerResult expected = RunOnce(data, options);
+  const LayerData data(LongSharedLayer());
+  const LayerResult expected = RunBoth(data, OwnDevices());
   ExpectMatchesReference(data, expected);
-  options.num_sms = 3;
-  options.num_comm_sms = 1;
-  options.minibatch_rows = 1;
-  options.macrobatch_rows = 200;
-  ExpectSameBits(expected, RunOnce(data, options), "several macrobatches, one exchange SM");
+  ExpectSameBits(expected, RunBoth(data, SpreadOptions()), "several macrobatches, one exchange SM");
 }
 
 // Forward and backward; between them the staged x of all ranks is spoilt. Whether the backward has
@@ -91,7 +50,7 @@ bool BackwardStagesX(const LayerSpec& spec, CudaRanksOptions options,
   CudaRanks ranks(data, options);
   ranks.Poison();
   ranks.QueueAll();
-  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  RunQueued();
   const auto row_bytes = static_cast<size_t>(spec.hidden) * sizeof(BFloat16);
   const auto bytes_of = [&](int rank) {
     return static_cast<size_t>(spec.tokens[rank]) * row_bytes;
@@ -104,7 +63,7 @@ bool BackwardStagesX(const LayerSpec& spec, CudaRanksOptions options,
     ranks.rank(rank).backward.kept_macrobatches = kept[rank];
   }
   ranks.QueueBackward();
-  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  RunQueued();
   ExpectMatchesReference(data, ranks.Result());
   size_t copied = 0, all = 0;
   int64_t first_token = 0;
@@ -121,7 +80,7 @@ bool BackwardStagesX(const LayerSpec& spec, CudaRanksOptions options,
 }
 
 TEST(MokCudaBackwardTest, XIsCopiedOnlyIfARankComputesRowsAgain) {
-  LayerSpec spec = SmallLayer();
+  LayerSpec spec = SharedLayer();
   spec.tokens = {9, 0, 20};
   spec.experts = {1, 1, 2};
   EXPECT_FALSE(BackwardStagesX(spec, {}, {1, 1, 1}));
@@ -135,17 +94,14 @@ TEST(MokCudaBackwardTest, XIsCopiedOnlyIfARankComputesRowsAgain) {
 }
 
 TEST(MokCudaBackwardTest, WeightGradientsAddToWhatIsThere) {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {29};
-  spec.experts = {4};
-  const LayerData data(spec);
+  const LayerData data(SharedLayer(1));
   CudaRanksOptions options;
   options.grad_dtype = DType::kFp32;
-  const LayerResult written = RunOnce(data, options);
+  const LayerResult written = RunBoth(data, options);
   ExpectMatchesReference(data, written);
   options.accumulate = true;
   options.initial_grad = 0.5;
-  const LayerResult added = RunOnce(data, options);
+  const LayerResult added = RunBoth(data, options);
   for (int64_t i = 0; i < written.d_up.size(); ++i) {
     ASSERT_EQ(added.d_up.Get(i), static_cast<float>(0.5f + static_cast<float>(written.d_up.Get(i))))
         << i;
@@ -154,28 +110,23 @@ TEST(MokCudaBackwardTest, WeightGradientsAddToWhatIsThere) {
 }
 
 TEST(MokCudaBackwardTest, NoTokens) {
-  LayerSpec spec = SmallLayer();
+  LayerSpec spec = SharedLayer();
   spec.tokens = {0, 0};
   for (const bool own_devices : {false, true}) {
     CudaRanksOptions options;
     options.own_devices = own_devices;
-    const LayerResult result = RunOnce(LayerData(spec), options);
+    const LayerResult result = RunBoth(LayerData(spec), options);
     for (int64_t i = 0; i < result.d_gate.size(); ++i) ASSERT_EQ(result.d_gate.Get(i), 0) << i;
   }
 }
 
 TEST(MokCudaBackwardTest, AMissingRankIsNamed) {
-  const LayerData data(SmallLayer());
-  StartCase({1, 0.1});
-  emulator::Options emulation = emulator::CurrentOptions();
-  emulation.fast_forward = true;
-  emulator::Configure(emulation);
-  CudaRanksOptions options;
-  options.own_devices = true;
-  CudaRanks ranks(data, options);
+  const LayerData data(SharedLayer());
+  StartCase({1, 0.1}, true);
+  CudaRanks ranks(data, OwnDevices());
   ranks.QueueAll();
   EXPECT_EQ(ranks.Backward(0), MOK_OK) << mok_last_error();
-  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  RunQueued();
   EXPECT_EQ(ranks.Check(0), MOK_DEADLINE_EXCEEDED);
   EXPECT_THAT(mok_last_error(),
               ::testing::MatchesRegex("rank 0 waited 2... ms for rank 1 at the start of pass 2, a "
@@ -183,7 +134,7 @@ TEST(MokCudaBackwardTest, AMissingRankIsNamed) {
 }
 
 TEST(MokCudaBackwardTest, ArgumentsThatAreWrongAreNamed) {
-  const LayerData data(SmallLayer());
+  const LayerData data(SharedLayer());
   StartCase({1, 0.1});
   CudaRanks ranks(data, {});
   const CudaRanks::Rank good = ranks.rank(0);

@@ -6,62 +6,17 @@
 #include <vector>
 
 #include "mok_core/device/runtime.h"
-#include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
+#include "mok_megakernel/cuda/cuda_test_cases.h"
 
 namespace mok::testing {
 namespace {
 
-LayerSpec SpecOf(int num_ranks) {
-  LayerSpec spec = SmallLayer();
-  if (num_ranks == 1) {
-    spec.tokens = {29};
-    spec.experts = {4};
-  } else if (num_ranks == 3) {
-    spec.tokens = {9, 20, 4};
-    spec.experts = {2, 1, 1};
-  }
-  return spec;
-}
-
-CudaRanksOptions OwnDevices() {
-  CudaRanksOptions options;
-  options.own_devices = true;
-  return options;
-}
-
-void RunQueued() { ASSERT_EQ(runtime::Synchronize(), OkStatus()); }
-
-// What waits in vain ends soon.
-void StartImpatiently() {
-  StartCase({1, 0.1});
-  emulator::Options emulation = emulator::CurrentOptions();
-  emulation.fast_forward = true;
-  emulator::Configure(emulation);
-}
-
-// Forward and backward of the layer alone.
-LayerResult RunOnce(const LayerData& data, const CudaRanksOptions& options) {
-  StartCase({1, 0.1});
-  CudaRanks ranks(data, options);
-  ranks.QueueAll();
-  ranks.QueueBackward();
-  RunQueued();
-  return ranks.Result();
-}
-
-// The same on ranks that something has happened to.
+// On ranks that something has happened to.
 void ExpectWorksOn(CudaRanks& ranks, const LayerData& data, const LayerResult& expected) {
   ranks.SetIds(data.topk_idx);
-  ranks.Poison();
-  ranks.QueueAll();
-  ranks.QueueBackward();
-  RunQueued();
-  for (int rank = 0; rank < data.spec.ep_size(); ++rank) {
-    EXPECT_EQ(ranks.Check(rank), MOK_OK) << mok_last_error();
-  }
-  ExpectSameBits(expected, ranks.Result(), "afterwards");
+  ExpectSameBits(expected, RunBoth(ranks), "afterwards");
 }
 
 constexpr int kWrongToken = 3;
@@ -83,12 +38,12 @@ void ExpectHears(CudaRanks& ranks, int rank) {
 
 TEST(MokCudaErrorsTest, AnInvalidIdIsReportedOnceAndTheWorkspaceWorksOn) {
   for (const int num_ranks : {1, 2, 3}) {
-    const LayerData data(SpecOf(num_ranks));
+    const LayerData data(SharedLayer(num_ranks));
     for (const bool own_devices : {false, true}) {
       CudaRanksOptions options;
       options.own_devices = own_devices;
-      const LayerResult expected = RunOnce(data, options);
-      StartImpatiently();
+      const LayerResult expected = RunBoth(data, options);
+      StartCase({1, 0.1}, true);
       CudaRanks ranks(data, options);
       for (int repeat = 0; repeat < 2; ++repeat) {
         ranks.SetIds(WrongIds(data));
@@ -105,9 +60,9 @@ TEST(MokCudaErrorsTest, AnInvalidIdIsReportedOnceAndTheWorkspaceWorksOn) {
 
 // Of one rank, which no other one waits for, only that batch is lost.
 TEST(MokCudaErrorsTest, ARankAloneWorksOnBeforeItHears) {
-  const LayerData data(SpecOf(1));
-  const LayerResult expected = RunOnce(data, {});
-  StartImpatiently();
+  const LayerData data(SharedLayer(1));
+  const LayerResult expected = RunBoth(data, {});
+  StartCase({1, 0.1}, true);
   CudaRanks ranks(data, {});
   ranks.SetIds(WrongIds(data));
   ranks.Poison();
@@ -182,10 +137,10 @@ class Layers {
 
 TEST(MokCudaErrorsTest, NobodyWaitsForARankThatHasHeard) {
   for (const int num_ranks : {2, 3}) {
-    const LayerData data(SpecOf(num_ranks));
-    const LayerResult expected = RunOnce(data, OwnDevices());
+    const LayerData data(SharedLayer(num_ranks));
+    const LayerResult expected = RunBoth(data, OwnDevices());
     for (int heard = 0; heard < num_ranks; ++heard) {
-      StartImpatiently();
+      StartCase({1, 0.1}, true);
       Layers layers(data);
       ExpectHears(layers.ranks(), heard);
       layers.RunAllBut(heard);
@@ -197,9 +152,9 @@ TEST(MokCudaErrorsTest, NobodyWaitsForARankThatHasHeard) {
 
 // A rank that goes on after it has heard waits for the others to hear, and no longer.
 TEST(MokCudaErrorsTest, ARankThatHasHeardMeetsTheOthersWhenTheyHave) {
-  const LayerData data(SpecOf(3));
-  const LayerResult expected = RunOnce(data, OwnDevices());
-  StartImpatiently();
+  const LayerData data(SharedLayer(3));
+  const LayerResult expected = RunBoth(data, OwnDevices());
+  StartCase({1, 0.1}, true);
   Layers layers(data);
   ExpectHears(layers.ranks(), 1);
   layers.RunAllBut(1);
@@ -221,9 +176,9 @@ TEST(MokCudaErrorsTest, ARankThatHasHeardMeetsTheOthersWhenTheyHave) {
 // every rank hears of it.
 TEST(MokCudaErrorsTest, ALatePassIsReportedToEveryRank) {
   for (const int num_ranks : {2, 3}) {
-    const LayerData data(SpecOf(num_ranks));
-    const LayerResult expected = RunOnce(data, OwnDevices());
-    StartImpatiently();
+    const LayerData data(SharedLayer(num_ranks));
+    const LayerResult expected = RunBoth(data, OwnDevices());
+    StartCase({1, 0.1}, true);
     Layers layers(data);
     layers.ExpectAllHearBut(-1);
     layers.UseSecond();
@@ -247,10 +202,10 @@ TEST(MokCudaErrorsTest, ALatePassIsReportedToEveryRank) {
 
 // A rank fails by itself before it has heard of what all ranks refused.
 TEST(MokCudaErrorsTest, ARankThatFailsBeforeItHearsKeepsNobodyWaiting) {
-  const LayerData data(SpecOf(3));
-  const LayerResult expected = RunOnce(data, OwnDevices());
+  const LayerData data(SharedLayer(3));
+  const LayerResult expected = RunBoth(data, OwnDevices());
   for (const int32_t place : {MOK_CUDA_IN_SCHEDULE, MOK_CUDA_IN_PASS}) {
-    StartImpatiently();
+    StartCase({1, 0.1}, true);
     Layers layers(data);
     CudaRanks& ranks = layers.ranks();
     EXPECT_EQ(ranks.ReportError(2, MOK_TYPE_MISMATCH, place), MOK_OK);
@@ -273,7 +228,7 @@ TEST(MokCudaErrorsTest, ARankThatFailsBeforeItHearsKeepsNobodyWaiting) {
 }
 
 TEST(MokCudaErrorsTest, RanksThatDisagreeHearOfIt) {
-  const LayerData data(SmallLayer());
+  const LayerData data(SharedLayer());
   StartCase({1, 0.1});
   CudaRanks ranks(data, {});
   ranks.rank(1).layer.first_expert = 1;
@@ -290,8 +245,8 @@ TEST(MokCudaErrorsTest, RanksThatDisagreeHearOfIt) {
 // What one rank's caller refuses reaches the others: nobody waits, whichever of the passes that
 // follow the others run before they hear of it, and the next call works.
 TEST(MokCudaErrorsTest, ARankReportsAnErrorToTheOthers) {
-  const LayerData data(SpecOf(3));
-  const LayerResult expected = RunOnce(data, OwnDevices());
+  const LayerData data(SharedLayer(3));
+  const LayerResult expected = RunBoth(data, OwnDevices());
   for (int failing = 0; failing < 3; ++failing) {
     StartCase({1, 0.1});
     CudaRanks ranks(data, OwnDevices());
@@ -320,7 +275,7 @@ TEST(MokCudaErrorsTest, ARankReportsAnErrorToTheOthers) {
 // A rank that fails between a schedule and its pass leaves. The others do not wait for it, neither
 // in that pass nor later, and hear of it.
 TEST(MokCudaErrorsTest, ARankThatFailsInAPassLeaves) {
-  const LayerData data(SpecOf(3));
+  const LayerData data(SharedLayer(3));
   for (int failing = 0; failing < 3; ++failing) {
     StartCase({1, 0.1});
     CudaRanks ranks(data, OwnDevices());

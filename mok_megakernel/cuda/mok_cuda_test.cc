@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "mok_core/device/runtime.h"
-#include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
+#include "mok_megakernel/cuda/cuda_test_cases.h"
 
 namespace mok::testing {
 namespace {
@@ -20,29 +20,6 @@ using ::testing::MatchesRegex;
 constexpr double kTensorTolerance = 4e-3;
 constexpr double kRowTolerance = 2e-2;
 
-LayerSpec OneRank() {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {29};
-  spec.experts = {4};
-  return spec;
-}
-
-Tensor RunQueued(CudaRanks& ranks) {
-  ranks.QueueAll();
-  EXPECT_EQ(runtime::Synchronize(), OkStatus());
-  return ranks.Out();
-}
-
-Tensor RunOnce(const LayerData& data, const CudaRanksOptions& options, uint64_t seed = 1) {
-  StartCase({seed, 0.1});
-  CudaRanks ranks(data, options);
-  const Tensor out = RunQueued(ranks);
-  for (int rank = 0; rank < data.spec.ep_size(); ++rank) {
-    EXPECT_EQ(ranks.Check(rank), MOK_OK) << mok_last_error();
-  }
-  return out;
-}
-
 void ExpectCorrect(const LayerData& data, const Tensor& out, const std::string& label) {
   const ReferenceResult reference = RunReference(ReferenceInputsOf(data));
   EXPECT_LE(RelativeError(out, reference.out), kTensorTolerance) << label;
@@ -51,65 +28,45 @@ void ExpectCorrect(const LayerData& data, const Tensor& out, const std::string& 
 
 TEST(MokCudaTest, OneRankMatchesFloat64) {
   for (const bool limited : {false, true}) {
-    LayerSpec spec = OneRank();
+    LayerSpec spec = SharedLayer(1);
     spec.swiglu_limit = limited ? 0.5f : 0.0f;
     spec.x_scale = limited ? 1 : 0.02;
     const LayerData data(spec);
-    ExpectCorrect(data, RunOnce(data, {}), limited ? "clamped" : "plain");
+    ExpectCorrect(data, RunForward(data, {}), limited ? "clamped" : "plain");
   }
 }
 
 TEST(MokCudaTest, RanksOfOneAndOfSeveralDevicesGiveTheBitsOfOneRank) {
-  const LayerData one(OneRank());
-  const Tensor expected = RunOnce(one, {});
+  const LayerData one(SharedLayer(1));
+  const Tensor expected = RunForward(one, {});
   ExpectCorrect(one, expected, "one rank");
-  LayerSpec spec = OneRank();
-  for (const std::vector<int64_t>& tokens :
-       std::vector<std::vector<int64_t>>{{9, 20}, {0, 28, 1}}) {
-    spec.tokens = tokens;
-    spec.experts = tokens.size() == 2 ? std::vector<int32_t>{3, 1} : std::vector<int32_t>{1, 3, 0};
-    const LayerData data(spec);
-    for (const bool own_devices : {false, true}) {
-      CudaRanksOptions options;
-      options.own_devices = own_devices;
-      options.id_bytes = own_devices ? 4 : 8;
-      EXPECT_EQ(RunOnce(data, options), expected)
-          << tokens.size() << " ranks, own devices: " << own_devices;
-    }
-  }
+  ForEachPlacement(
+      [&](const LayerData& data, const CudaRanksOptions& options, const std::string& label) {
+        EXPECT_EQ(RunForward(data, options), expected) << label;
+      });
 }
 
 TEST(MokCudaTest, SettingsChangeNoBit) {
-  LayerSpec spec = SmallLayer();
-  spec.tokens = {150, 151};
-  spec.route = [](int64_t token, int k) { return (token / 40 + k) % 4; };
-  const LayerData data(spec);
-  CudaRanksOptions options;
-  options.own_devices = true;
-  const Tensor expected = RunOnce(data, options);
+  const LayerData data(LongSharedLayer());
+  const Tensor expected = RunForward(data, OwnDevices());
   ExpectCorrect(data, expected, "defaults");
-  options.num_sms = 3;
-  options.num_comm_sms = 1;
-  options.minibatch_rows = 1;
-  options.macrobatch_rows = 200;
-  EXPECT_EQ(RunOnce(data, options), expected) << "several macrobatches, one exchange SM";
+  CudaRanksOptions options = SpreadOptions();
+  EXPECT_EQ(RunForward(data, options), expected) << "several macrobatches, one exchange SM";
   options.macrobatch_rows = -1;
   options.x_in_heap = true;
-  EXPECT_EQ(RunOnce(data, options), expected) << "x in the heap";
-  options = {};
-  options.own_devices = true;
+  EXPECT_EQ(RunForward(data, options), expected) << "x in the heap";
+  options = OwnDevices();
   options.num_sms = 5;
   options.layer_num_sms = 2;
-  EXPECT_EQ(RunOnce(data, options), expected) << "few SMs of many";
+  EXPECT_EQ(RunForward(data, options), expected) << "few SMs of many";
 }
 
 // What is queued again without the host, as a graph does it, takes the ids of the moment. Memory
 // that a call has to write is full of NaN before.
 TEST(MokCudaTest, CallsFollowEachOtherWithOtherRoutes) {
-  const LayerSpec spec = SmallLayer();
+  const LayerSpec spec = SharedLayer();
   const LayerData data(spec);
-  CudaRanksOptions options;
-  options.own_devices = true;
+  const CudaRanksOptions options = OwnDevices();
   const std::vector<std::function<int64_t(int64_t, int)>> routings = {
       nullptr, [](int64_t, int) { return 3; }, [](int64_t, int) { return -1; },
       [](int64_t token, int k) { return token % 3 == 0 ? -1 : (token + k) % 4; }};
@@ -120,7 +77,7 @@ TEST(MokCudaTest, CallsFollowEachOtherWithOtherRoutes) {
     routed.route = routing;
     batches.push_back(data);
     batches.back().topk_idx = LayerData(routed).topk_idx;
-    expected.push_back(RunOnce(batches.back(), options));
+    expected.push_back(RunForward(batches.back(), options));
     const ReferenceResult reference = RunReference(ReferenceInputsOf(batches.back()));
     EXPECT_LE(WorstRowError(expected.back(), reference.out, spec.hidden), kRowTolerance);
   }
@@ -129,50 +86,47 @@ TEST(MokCudaTest, CallsFollowEachOtherWithOtherRoutes) {
   for (size_t i = 0; i < routings.size(); ++i) {
     ranks.SetIds(batches[i].topk_idx);
     ranks.Poison();
-    EXPECT_EQ(RunQueued(ranks), expected[i]) << "routing " << i;
+    ranks.QueueAll();
+    RunQueued();
+    EXPECT_EQ(ranks.Out(), expected[i]) << "routing " << i;
   }
 }
 
 TEST(MokCudaTest, NoTokensAndNoExperts) {
   for (const bool own_devices : {false, true}) {
-    LayerSpec spec = SmallLayer();
+    LayerSpec spec = SharedLayer();
     spec.tokens = {0, 0};
     CudaRanksOptions options;
     options.own_devices = own_devices;
-    EXPECT_EQ(RunOnce(LayerData(spec), options).size(), 0);
+    EXPECT_EQ(RunForward(LayerData(spec), options).size(), 0);
   }
 }
 
 // What is left is the shared expert.
 TEST(MokCudaTest, NoExpertsAnywhere) {
   for (const std::vector<int64_t>& tokens : std::vector<std::vector<int64_t>>{{29}, {9, 20}}) {
-    LayerSpec spec = OneRank();
+    LayerSpec spec = SharedLayer(1);
     spec.tokens = tokens;
     spec.experts.assign(tokens.size(), 0);
     spec.route = [](int64_t, int) { return -1; };
     const LayerData data(spec);
-    CudaRanksOptions options;
-    options.own_devices = true;
-    ExpectCorrect(data, RunOnce(data, options), StrCat(tokens.size(), " ranks"));
+    const CudaRanksOptions options = OwnDevices();
+    ExpectCorrect(data, RunForward(data, options), StrCat(tokens.size(), " ranks"));
   }
 }
 
 TEST(MokCudaTest, AMissingRankIsNamedForEver) {
-  const LayerData data(SmallLayer());
+  const LayerData data(SharedLayer());
   for (const bool in_forward : {false, true}) {
-    StartCase({1, 0.1});
-    emulator::Options emulation = emulator::CurrentOptions();
-    emulation.fast_forward = true;
-    emulator::Configure(emulation);
-    CudaRanksOptions options;
-    options.own_devices = true;
+    StartCase({1, 0.1}, true);
+    const CudaRanksOptions options = OwnDevices();
     CudaRanks ranks(data, options);
     EXPECT_EQ(ranks.BuildSchedule(0), MOK_OK);
     if (in_forward) {
       EXPECT_EQ(ranks.BuildSchedule(1), MOK_OK);
     }
     EXPECT_EQ(ranks.Forward(0), MOK_OK);
-    EXPECT_EQ(runtime::Synchronize(), OkStatus());
+    RunQueued();
     for (int repeat = 0; repeat < 2; ++repeat) {
       EXPECT_EQ(ranks.BuildSchedule(0), MOK_DEADLINE_EXCEEDED);
       EXPECT_THAT(
@@ -188,7 +142,7 @@ TEST(MokCudaTest, AMissingRankIsNamedForEver) {
 }
 
 TEST(MokCudaTest, ArgumentsThatAreWrongAreNamed) {
-  const LayerData data(SmallLayer());
+  const LayerData data(SharedLayer());
   StartCase({1, 0.1});
   CudaRanks ranks(data, {});
   const CudaRanks::Rank good = ranks.rank(0);
@@ -221,7 +175,7 @@ TEST(MokCudaTest, ArgumentsThatAreWrongAreNamed) {
          StrCat("MokCudaForwardArgs.struct_size: expected ", sizeof(MokCudaForwardArgs),
                 ", got 8 (compiled against another version of mok.h?)"));
   EXPECT_EQ(ranks.Forward(0, MOK_CUDA_STAGE), MOK_OK) << mok_last_error();
-  EXPECT_EQ(runtime::Synchronize(), OkStatus());
+  RunQueued();
 }
 
 TEST(MokCudaTest, OptionsThatAreWrongAreNamed) {

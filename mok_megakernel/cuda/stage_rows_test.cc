@@ -140,10 +140,7 @@ class StageRun {
 };
 
 Outcome RunPasses(int bug, const Wishes& wishes, const Interleaving& interleaving) {
-  StartCase(interleaving);
-  emulator::Options options = emulator::CurrentOptions();
-  options.fast_forward = true;  // what waits in vain ends soon
-  emulator::Configure(options);
+  StartCase(interleaving, true);
   StageRun run;
   for (size_t pass = 0; pass < wishes.of_pass.size(); ++pass) {
     run.StartPass(pass + 1, wishes.of_pass[pass], wishes.refused);

@@ -112,10 +112,7 @@ TEST_F(BackwardBugsTest, AFusedReductionThatDoesNotWaitIsFlagged) {
 TEST_F(BackwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {
   for (const PassBug bug : {PassBug::kNone, PassBug::kNoEndOfWorkOnAbort}) {
     for (const Interleaving& interleaving : kInterleavings) {
-      StartCase(interleaving);
-      emulator::Options options = emulator::CurrentOptions();
-      options.fast_forward = true;
-      emulator::Configure(options);
+      StartCase(interleaving, true);
       Case test(data_);
       // Rank 1 is dead.
       MOK_CHECK(

@@ -17,51 +17,33 @@
 //          measurement; a GPU that has drawn its power limit for most of a second is slowed down.
 // The exit status is 1 if any check fails.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/sm90/testing/device_backward.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_megakernel/sm90/testing/gpu_main.h"
 #include "mok_megakernel/sm90/testing/model_layer.h"
 #include "mok_megakernel/sm90/testing/pass_timer.h"
 
 namespace mok::testing {
 namespace {
 
-constexpr double kTensorTolerance = 4e-3;
-constexpr double kRowTolerance = 2e-2;
 constexpr double kRouterTolerance = 1e-2;
 constexpr double kEngineTolerance = 5e-3;  // between two correct engines that round differently
-constexpr double kBurstTeraflops = 786, kSustainedTeraflops = 678;
-constexpr double kLinkGigabytes = 372;
-constexpr int kWarmUps = 6, kIterations = 30;
 constexpr uint32_t kTraceCapacity = 4096;
 
-struct Flags {
-  bool small = false, medium = false, model = false, traffic = false, virtual_ranks = false;
-  bool quick = false, times = false, trace = false;
-  int ranks = 0;
-  std::string shape, only;
-  int passes = 20, pause_ms = 0;
-  int64_t window = 0;         // row blocks; 0: the default
-  int32_t fused_reduce = -1;  // tiles; -1: the default
-  ForwardOptions forward;
+struct Flags : GpuMainFlags {
+  bool times = false, trace = false;
+  int pause_ms = 0;
 };
 
-int g_failures = 0;
-
-void Check(bool ok, const std::string& label, const std::string& detail) {
-  if (!ok) ++g_failures;
-  std::printf("%s %-52s %s\n", ok ? "ok  " : "FAIL", label.c_str(), detail.c_str());
-  std::fflush(stdout);
-}
+CheckPrinter g_check(52);
 
 // Forward and backward of a layer on all ranks.
 struct Step {
@@ -166,7 +148,7 @@ void CheckReference(const LayerData& data, const LayerResult& result, const std:
   worst.Add({"d_shared_up", &up, spec.hidden}, reference.d_shared_up, kTensorTolerance);
   worst.Add({"d_shared_down", &down, spec.shared_intermediate}, reference.d_shared_down,
             kTensorTolerance);
-  Check(worst.ok(), label, worst.text());
+  g_check(worst.ok(), label, worst.text());
 }
 
 // Placements, recomputation and repeats have the same bits, and these are right.
@@ -182,12 +164,12 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
       const std::string label = StrCat(name, ", comm SMs ", comm_sms, ", kept ", kept);
       for (int repeat = 0; repeat < 2; ++repeat) {
         const Status status = step.Run();
-        if (!status.ok()) return Check(false, label, StrCat(status));
+        if (!status.ok()) return g_check(false, label, StrCat(status));
         const LayerResult result = step.backward.Result();
         if (expected.d_x.bytes.empty()) expected = result;
         const std::string difference = FirstDifference(result, expected, spec);
         if (difference.empty()) continue;
-        return Check(false, label, StrCat(difference, " of repeat ", repeat, " differs in bits"));
+        return g_check(false, label, StrCat(difference, " of repeat ", repeat, " differs in bits"));
       }
     }
   }
@@ -195,48 +177,9 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
 }
 
 void RunSmall(int devices, const Flags& flags) {
-  LayerSpec spec;
-  spec.topk = 3;
-  spec.hidden = 328;
-  spec.intermediate = 136;
-  spec.shared_intermediate = 72;
-  spec.shared_scale = true;
-  DeviceLayerOptions options;
-  options.own_devices = false;
-  const auto check = [&](const LayerSpec& layer, const DeviceLayerOptions& how,
-                         const std::string& name) {
-    if (name.find(flags.only) != std::string::npos) CheckSmall(layer, how, name);
-  };
-  const auto run = [&](const std::string& name) {
-    check(spec, options, name);
-    LayerSpec permuted = spec;
-    permuted.hidden = 320;
-    permuted.intermediate = permuted.shared_intermediate = 288;
-    check(permuted, options, name + ", permuted");
-    DeviceLayerOptions several = options;
-    several.forward.minibatch_rows = 128;
-    several.forward.macrobatch_rows = 256;
-    check(spec, several, name + ", several macrobatches");
-  };
-  spec.tokens = {700};
-  spec.experts = {6};
-  run("one rank");
-  spec.tokens = {400, 300};
-  spec.experts = {4, 2};
-  run("2 virtual ranks");
-  spec.tokens = {100, 0, 3, 250, 17, 128, 129, 73};
-  spec.experts = {2, 0, 1, 1, 0, 1, 1, 0};
-  run("8 virtual ranks");
-  spec.tokens.assign(64, 12);
-  spec.experts.assign(64, 1);
-  run("64 virtual ranks");
-  if (devices < 2) return;
-  options.own_devices = true;
-  spec.tokens = {400, 300};
-  spec.experts = {4, 2};
-  run("2 GPUs");
-  spec.tokens = {0, 300};
-  run("2 GPUs, one without tokens");
+  const SmallCases cases = {SmallSizes(), 288, std::vector<int64_t>(64, 12),
+                            std::vector<int32_t>(64, 1)};
+  RunSmallCases(cases, devices, flags.only, CheckSmall);
 }
 
 void RunMedium(int devices, const Flags& flags) {
@@ -255,13 +198,13 @@ void RunMedium(int devices, const Flags& flags) {
   for (const int64_t macrobatch : {0, 1024}) {
     DeviceLayerOptions options;
     options.own_devices = devices >= 2;
-    options.forward = flags.forward;
+    options.forward = flags.options.forward;
     if (macrobatch > 0) options.forward.macrobatch_rows = macrobatch;
     Step step(data, options, {});
     const std::string label = StrCat("medium, ", devices >= 2 ? "2 GPUs" : "2 virtual ranks",
                                      ", macrobatch ", step.layer.config(0).ring_rows());
     const Status status = step.Run();
-    if (!status.ok()) return Check(false, label, StrCat(status));
+    if (!status.ok()) return g_check(false, label, StrCat(status));
     const LayerResult result = step.backward.Result();
     const std::vector<NamedTensor> actual = GradientsOf(result, spec);
     const std::vector<NamedTensor> expected = GradientsOf(host, spec);
@@ -269,95 +212,60 @@ void RunMedium(int devices, const Flags& flags) {
     for (size_t i = 0; i < actual.size(); ++i) {
       worst.Add(actual[i], expected[i].tensor->ToDoubles(), kEngineTolerance);
     }
-    Check(worst.ok(), label, worst.text());
+    g_check(worst.ok(), label, worst.text());
   }
 }
 
-// Median of the protocol of DESIGN section 11, and mean of a queue of passes.
 void PrintTimes(PassTimer& timer, const char* name, const std::function<Status()>& launch,
-                const Flags& flags, const std::vector<double>& floors) {
-  const auto milliseconds = [&](int count) {
-    StatusOr<double> time = timer.Run([&] {
-      for (int pass = 0; pass < count; ++pass) MOK_RETURN_IF_ERROR(launch());
-      return OkStatus();
-    });
-    MOK_CHECK(time.ok()) << time.status();
-    return time.value() / count;
-  };
-  const auto pause = [&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(flags.pause_ms));
-  };
-  pause();
-  std::vector<double> single;
-  for (int i = 0; i < kWarmUps + kIterations; ++i) {
-    const double time = milliseconds(1);
-    if (i >= kWarmUps) single.push_back(time);
-  }
-  std::sort(single.begin(), single.end());
-  pause();
-  const double median = single[single.size() / 2], queued = milliseconds(flags.passes);
+                const Flags& flags, const PassFloors& floors) {
+  const PassTimes times = MeasurePasses(timer, launch, flags.passes, flags.pause_ms);
   std::printf("     %-18s single %.3f ms (%.2fx of %.3f)  back to back %.3f ms (%.2fx of %.3f)\n",
-              name, median, median / floors[0], floors[0], queued, queued / floors[1], floors[1]);
+              name, times.median, times.median / floors.burst, floors.burst, times.queued,
+              times.queued / floors.sustained, floors.sustained);
   std::fflush(stdout);
 }
 
 void TimeSteps(Step& step, const LayerData& data, bool own_devices, const Flags& flags) {
-  std::vector<PassTimer::Lane> lanes;
-  for (int rank = 0; rank < (own_devices ? step.layer.num_ranks() : 1); ++rank) {
-    lanes.push_back({rank, step.layer.stream(rank)});
-  }
-  PassTimer timer(lanes);
-  const double forward = step.layer.flops(), link = BusiestLinkBytes(data) / (kLinkGigabytes * 1e6);
-  // A backward multiplies twice as much and exchanges as much; nothing is computed again.
-  const auto floors = [&](double flops, double exchanges) {
-    return std::vector<double>{std::max(flops / (kBurstTeraflops * 1e9), exchanges * link),
-                               std::max(flops / (kSustainedTeraflops * 1e9), exchanges * link)};
-  };
+  PassTimer timer(LanesOf(step.layer, own_devices));
+  // A backward multiplies twice as much as a forward and exchanges as much; nothing is computed
+  // again.
+  const double forward = step.layer.flops(), bytes = BusiestLinkBytes(data);
   DeviceBackward again(step.layer, {.grad_dtype = DType::kBf16, .keeps_context = true},
                        BackwardKernelOf);
   MOK_CHECK(step.layer.LaunchAll().ok());
   const auto backward = [&] { return again.LaunchAll(); };
-  PrintTimes(timer, "backward", backward, flags, floors(2 * forward, 1));
+  PrintTimes(timer, "backward", backward, flags, FloorsOf(2 * forward, bytes));
   const auto both = [&] {
     MOK_RETURN_IF_ERROR(step.layer.LaunchAll());
     return step.backward.LaunchAll();
   };
-  PrintTimes(timer, "forward + backward", both, flags, floors(3 * forward, 2));
+  PrintTimes(timer, "forward + backward", both, flags, FloorsOf(3 * forward, 2 * bytes));
 }
 
 void CheckSample(const LayerData& data, const LayerResult& result, const std::string& name) {
   const LayerSpec& spec = data.spec;
   const std::vector<int64_t> tokens = SampleTokens(spec.num_tokens(), 24);
-  Tensor d_x(DType::kBf16, 0), d_weight(DType::kFp32, 0);
-  for (const int64_t token : tokens) {
-    Tensor row(DType::kBf16, spec.hidden), weights(DType::kFp32, spec.topk);
-    std::memcpy(row.At(0), result.d_x.At(token * spec.hidden), row.bytes.size());
-    std::memcpy(weights.At(0), result.d_topk_weight.At(token * spec.topk), weights.bytes.size());
-    d_x.Append(row);
-    d_weight.Append(weights);
-  }
+  const Tensor d_x = GatherRows(result.d_x, spec.hidden, tokens);
+  const Tensor d_weight = GatherRows(result.d_topk_weight, spec.topk, tokens);
   const GradientRows reference = ReferenceGradientRows(data, tokens);
   WorstError worst;
   worst.Add({"d_x", &d_x, spec.hidden}, reference.d_x, kTensorTolerance);
   worst.Add({"d_topk_weight", &d_weight, 0}, reference.d_topk_weight, 0);
-  Check(worst.ok(), name, worst.text());
+  g_check(worst.ok(), name, worst.text());
 }
 
 void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
               const Flags& flags) {
   const LayerData data = MakeLargeLayer(spec);
-  DeviceLayerOptions options;
+  DeviceLayerOptions options = flags.options;
   options.own_devices = own_devices;
-  options.forward = flags.forward;
-  options.d_x_window_blocks = flags.window;
-  options.fused_backward_reduce = flags.fused_reduce;
   const uint32_t capacity = flags.trace ? kTraceCapacity : 0;
   Step step(data, options, {.grad_dtype = DType::kBf16, .trace_capacity = capacity});
   std::printf("     %s: %s\n", name.c_str(), step.layer.config(0).ToString().c_str());
   LayerResult expected;
   for (int repeat = 0; repeat < 2; ++repeat) {
     const Status status = step.Run();
-    if (!status.ok()) return Check(false, name, StrCat(status));
+    if (!status.ok()) return g_check(false, name, StrCat(status));
     if (flags.times) break;
     LayerResult result = step.backward.Result();
     if (repeat == 0) {
@@ -366,7 +274,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
       continue;
     }
     const std::string difference = FirstDifference(result, expected, spec);
-    Check(difference.empty(), name + ", repeat", difference.empty() ? "same bits" : difference);
+    g_check(difference.empty(), name + ", repeat", difference.empty() ? "same bits" : difference);
   }
   TimeSteps(step, data, own_devices, flags);
   if (!flags.trace) return;
@@ -376,60 +284,16 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
   std::printf("%s", step.backward.trace().SummaryOfConsumers().c_str());
 }
 
-void RunModels(int devices, bool traffic, const Flags& flags) {
-  for (const ModelShape& shape : kModelShapes) {
-    if (!flags.shape.empty() && flags.shape != shape.name) continue;
-    const auto spec = [&](int ranks) {
-      return traffic ? TrafficLayerSpec(shape, ranks) : ModelLayerSpec(shape, ranks);
-    };
-    const std::string name = StrCat(shape.name, traffic ? " traffic" : " model");
-    if (flags.ranks != 2) RunLarge(spec(1), false, name + ", 1 GPU", flags);
-    if (flags.virtual_ranks) {
-      for (const int ranks : {2, 8}) {
-        RunLarge(spec(ranks), false, StrCat(name, ", ", ranks, " virtual ranks"), flags);
-      }
-    }
-    if (devices >= 2 && flags.ranks != 1) RunLarge(spec(2), true, name + ", 2 GPUs", flags);
-  }
-}
-
-bool ParseFlag(const std::string& argument, Flags& flags) {
-  const size_t equals = argument.find('=');
-  const std::string name = argument.substr(0, equals);
-  const std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
+bool ParseFlag(const std::string& name, const std::string& value, Flags& flags) {
   const int64_t number = std::atoll(value.c_str());
-  const struct {
-    const char* name;
-    bool* flag;
-  } kSwitches[] = {{"small", &flags.small},   {"medium", &flags.medium},
-                   {"model", &flags.model},   {"traffic", &flags.traffic},
-                   {"--trace", &flags.trace}, {"--quick", &flags.quick},
-                   {"--times", &flags.times}, {"--virtual", &flags.virtual_ranks}};
-  for (const auto& entry : kSwitches) {
-    if (name == entry.name) return *entry.flag = true;
-  }
-  if (name == "--shape") {
-    flags.shape = value;
-  } else if (name == "--only") {
-    flags.only = value;
-  } else if (name == "--ranks") {
-    flags.ranks = static_cast<int>(number);
-  } else if (name == "--passes") {
-    flags.passes = static_cast<int>(number);
-  } else if (name == "--pause_ms") {
+  if (name == "--trace") return flags.trace = true;
+  if (name == "--times") return flags.times = true;
+  if (name == "--pause_ms") {
     flags.pause_ms = static_cast<int>(number);
-  } else if (name == "--comm_sms") {
-    flags.forward.num_comm_sms = static_cast<int32_t>(number);
-  } else if (name == "--sms") {
-    flags.forward.num_sms = static_cast<int32_t>(number);
-  } else if (name == "--minibatch") {
-    flags.forward.minibatch_rows = number;
   } else if (name == "--fused_reduce") {
-    flags.fused_reduce = static_cast<int32_t>(number);
+    flags.options.fused_backward_reduce = static_cast<int32_t>(number);
   } else if (name == "--window") {
-    flags.window = number;
-  } else if (name == "--macrobatch") {
-    flags.forward.macrobatch_rows = number;
+    flags.options.d_x_window_blocks = number;
   } else {
     return false;
   }
@@ -438,25 +302,16 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
 
 int Main(int argc, char** argv) {
   Flags flags;
-  for (int i = 1; i < argc; ++i) {
-    if (ParseFlag(argv[i], flags)) continue;
-    std::fprintf(stderr, "unknown argument %s\n", argv[i]);
-    return 2;
-  }
-  if (!flags.small && !flags.medium && !flags.model && !flags.traffic) {
-    flags.small = flags.medium = flags.model = true;
-  }
-  const StatusOr<int> devices = runtime::DeviceCount();
-  if (!devices.ok() || devices.value() == 0) {
-    std::fprintf(stderr, "no GPU\n");
-    return 2;
-  }
-  if (flags.small) RunSmall(devices.value(), flags);
-  if (flags.medium) RunMedium(devices.value(), flags);
-  if (flags.model) RunModels(devices.value(), false, flags);
-  if (flags.traffic) RunModels(devices.value(), true, flags);
-  std::printf("%s\n", g_failures == 0 ? "all checks passed" : "CHECKS FAILED");
-  return g_failures == 0 ? 0 : 1;
+  GpuMain program;
+  program.parse = [&](const std::string& name, const std::string& value) {
+    return ParseFlag(name, value, flags);
+  };
+  program.small = [&](int devices) { RunSmall(devices, flags); };
+  program.medium = [&](int devices) { RunMedium(devices, flags); };
+  program.large = [&](const LayerSpec& spec, bool own_devices, const std::string& name) {
+    RunLarge(spec, own_devices, name, flags);
+  };
+  return RunGpuMain(argc, argv, program, flags, g_check);
 }
 
 }  // namespace

@@ -99,10 +99,7 @@ TEST(ForwardRouteOrderTest, RoutesInTheWrongOrderAreFlagged) {
 TEST_F(ForwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {
   for (const PassBug bug : {PassBug::kNone, PassBug::kNoEndOfWorkOnAbort}) {
     for (const Interleaving& interleaving : kInterleavings) {
-      StartCase(interleaving);
-      emulator::Options options = emulator::CurrentOptions();
-      options.fast_forward = true;
-      emulator::Configure(options);
+      StartCase(interleaving, true);
       DeviceLayer layer(data_, BugOptions(), [](ColumnOrder) { return ForwardKernelWithBug(0); });
       // Rank 1 is dead.
       MOK_CHECK(
@@ -116,10 +113,7 @@ TEST_F(ForwardBugsTest, ABlockThatDoesNotDrainAfterAnAbortIsFlagged) {
 // Rank 0 runs a pass of a schedule from before an error; rank 1 does not, and its memory is its
 // own.
 Outcome RunLostSchedule(const LayerData& data, PassBug bug, const Interleaving& interleaving) {
-  StartCase(interleaving);
-  emulator::Options options = emulator::CurrentOptions();
-  options.fast_forward = true;
-  emulator::Configure(options);
+  StartCase(interleaving, true);
   DeviceLayer layer(data, BugOptions(), SmallForwardKernel);
   PassState* state = layer.rank(0).arguments.scratch.state;
   PassState heard = {};

@@ -17,45 +17,29 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_megakernel/sm90/testing/gpu_main.h"
 #include "mok_megakernel/sm90/testing/model_layer.h"
 #include "mok_megakernel/sm90/testing/pass_timer.h"
 
 namespace mok::testing {
 namespace {
 
-constexpr double kTensorTolerance = 4e-3;
-constexpr double kRowTolerance = 2e-2;
-constexpr double kBurstTeraflops = 786, kSustainedTeraflops = 678;
-constexpr double kLinkGigabytes = 372;
-constexpr int kWarmUps = 6, kIterations = 30;
 constexpr int kPoisonedRepeats = 3;
 constexpr uint32_t kTraceCapacity = 1024;
 
-struct Flags {
-  bool small = false, model = false, traffic = false, virtual_ranks = false;
-  bool quick = false;
-  int ranks = 0;  // 1: one GPU only, 2: two GPUs only
-  std::string shape, trace, only;
+struct Flags : GpuMainFlags {
+  std::string trace;
   int repeats = kPoisonedRepeats;
-  int passes = 20;
-  DeviceLayerOptions options;
   std::vector<std::string> configs = {""};
 };
 
-int g_failures = 0;
-
-void Check(bool ok, const std::string& label, const std::string& detail) {
-  if (!ok) ++g_failures;
-  std::printf("%s %-44s %s\n", ok ? "ok  " : "FAIL", label.c_str(), detail.c_str());
-  std::fflush(stdout);
-}
+CheckPrinter g_check(44);
 
 // One pass of all ranks.
 Status RunPass(DeviceLayer& layer) {
@@ -78,7 +62,6 @@ std::string Errors(double tensor, double row) {
 
 void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::string& name,
                 const Flags& flags) {
-  if (name.find(flags.only) == std::string::npos) return;
   const LayerData data(spec);
   const ReferenceResult reference = RunReference(ReferenceInputsOf(data));
   Tensor expected;
@@ -90,15 +73,15 @@ void CheckSmall(const LayerSpec& spec, DeviceLayerOptions options, const std::st
     const std::string label = StrCat(name, ", comm SMs ", comm_sms);
     for (int repeat = 0; repeat < flags.repeats; ++repeat) {
       const Status status = repeat < kPoisonedRepeats ? RunPoisoned(layer) : RunPass(layer);
-      if (!status.ok()) return Check(false, label, StrCat(status));
+      if (!status.ok()) return g_check(false, label, StrCat(status));
       const Tensor out = layer.Out();
       if (expected.bytes.empty()) expected = out;
       if (out == expected) continue;
-      return Check(false, label, StrCat("repeat ", repeat, " differs in bits"));
+      return g_check(false, label, StrCat("repeat ", repeat, " differs in bits"));
     }
     const double error = RelativeError(expected, reference.out);
     const double row = WorstRowError(expected, reference.out, spec.hidden);
-    Check(error <= kTensorTolerance && row <= kRowTolerance, label, Errors(error, row));
+    g_check(error <= kTensorTolerance && row <= kRowTolerance, label, Errors(error, row));
   }
 }
 
@@ -115,91 +98,37 @@ void CheckMissingPeer(const LayerSpec& spec, DeviceLayerOptions options, const F
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
   const std::string report = StrCat(layer.CheckRecords());
   const bool named = report.find("for rank 1 at the entry of pass 2") != std::string::npos;
-  Check(before.ok() && ran && named && time.count() < 1000, name,
-        StrCat(report, "; after ", time.count(), " ms"));
+  g_check(before.ok() && ran && named && time.count() < 1000, name,
+          StrCat(report, "; after ", time.count(), " ms"));
 }
 
 void RunSmall(int devices, const Flags& flags) {
-  LayerSpec spec;
-  spec.topk = 3;
-  spec.hidden = 328;
-  spec.intermediate = 136;
-  spec.shared_intermediate = 72;
-  spec.shared_scale = true;
-  spec.swiglu_limit = 7;
-  DeviceLayerOptions options;
-  options.own_devices = false;
-  const auto run = [&](const std::string& name) {
-    CheckSmall(spec, options, name, flags);
-    LayerSpec permuted = spec;
-    permuted.hidden = 320;
-    permuted.intermediate = permuted.shared_intermediate = 160;
-    CheckSmall(permuted, options, name + ", permuted", flags);
-    DeviceLayerOptions several = options;
-    several.forward.minibatch_rows = 128;
-    several.forward.macrobatch_rows = 256;
-    CheckSmall(spec, several, name + ", several macrobatches", flags);
-  };
-  spec.tokens = {700};
-  spec.experts = {6};
-  run("one rank");
-  spec.tokens = {400, 300};
-  spec.experts = {4, 2};
-  run("2 virtual ranks");
-  spec.tokens = {100, 0, 3, 250, 17, 128, 129, 73};
-  spec.experts = {2, 0, 1, 1, 0, 1, 1, 0};
-  run("8 virtual ranks");
-  spec.tokens.clear();
-  spec.experts.clear();
+  SmallCases cases = {SmallSizes(), 160, {}, {}};
+  cases.spec.swiglu_limit = 7;
   for (int rank = 0; rank < 64; ++rank) {
-    spec.tokens.push_back(rank * 37 % 50);
-    spec.experts.push_back(rank % 3);
+    cases.tokens_of_64.push_back(rank * 37 % 50);
+    cases.experts_of_64.push_back(rank % 3);
   }
-  run("64 virtual ranks");
+  RunSmallCases(cases, devices, flags.only,
+                [&](const LayerSpec& spec, const DeviceLayerOptions& options,
+                    const std::string& name) { CheckSmall(spec, options, name, flags); });
   if (devices < 2) return;
-  options.own_devices = true;
-  spec.tokens = {400, 300};
-  spec.experts = {4, 2};
-  run("2 GPUs");
+  LayerSpec spec = cases.spec;
   spec.tokens = {0, 300};
-  run("2 GPUs, one without tokens");
-  CheckMissingPeer(spec, options, flags);
+  spec.experts = {4, 2};
+  CheckMissingPeer(spec, {}, flags);
 }
 
-std::vector<PassTimer::Lane> LanesOf(const DeviceLayer& layer, bool own_devices) {
-  std::vector<PassTimer::Lane> lanes;
-  for (int rank = 0; rank < (own_devices ? layer.num_ranks() : 1); ++rank) {
-    lanes.push_back({rank, layer.stream(rank)});
-  }
-  return lanes;
-}
-
-// Times of DESIGN section 11's protocol, and of a queue of passes.
 void PrintTimes(DeviceLayer& layer, PassTimer& timer, const LayerData& data, int passes) {
-  const auto milliseconds = [&](int count) {
-    StatusOr<double> time = timer.Run([&] {
-      for (int pass = 0; pass < count; ++pass) MOK_RETURN_IF_ERROR(layer.LaunchAll());
-      return OkStatus();
-    });
-    MOK_CHECK(time.ok()) << time.status();
-    return time.value() / count;
-  };
-  std::vector<double> single;
-  for (int i = 0; i < kWarmUps + kIterations; ++i) {
-    const double time = milliseconds(1);
-    if (i >= kWarmUps) single.push_back(time);
-  }
-  std::sort(single.begin(), single.end());
-  const double median = single[single.size() / 2], queued = milliseconds(passes);
-  const double flops = layer.flops(), link = BusiestLinkBytes(data) / (kLinkGigabytes * 1e6);
-  const double burst_floor = std::max(flops / (kBurstTeraflops * 1e9), link);
-  const double floor = std::max(flops / (kSustainedTeraflops * 1e9), link);
+  const PassTimes times = MeasurePasses(timer, [&] { return layer.LaunchAll(); }, passes, 0);
+  const double flops = layer.flops();
+  const PassFloors floors = FloorsOf(flops, BusiestLinkBytes(data));
   std::printf(
       "     single %.3f ms, best %.3f (%.2fx of %.3f)  back to back %.3f ms, %.0f TFLOP/s (%.2fx "
       "of "
       "%.3f)\n",
-      median, single[0], median / burst_floor, burst_floor, queued, flops / queued * 1e-9,
-      queued / floor, floor);
+      times.median, times.best, times.median / floors.burst, floors.burst, times.queued,
+      flops / times.queued * 1e-9, times.queued / floors.sustained, floors.sustained);
   std::fflush(stdout);
 }
 
@@ -207,7 +136,7 @@ void PrintTimes(DeviceLayer& layer, PassTimer& timer, const LayerData& data, int
 void WriteTrace(DeviceLayer& layer, PassTimer& timer, const DeviceLayerOptions& options,
                 const std::string& path) {
   const auto run = [&] { MOK_CHECK(timer.Run([&] { return layer.LaunchAll(); }).ok()); };
-  for (int i = 0; i < kWarmUps; ++i) run();
+  for (int i = 0; i < kWarmUpPasses; ++i) run();
   layer.Poison();
   run();
   const DeviceLayer::Trace trace = layer.TraceOfRankZero();
@@ -227,15 +156,8 @@ void WriteTrace(DeviceLayer& layer, PassTimer& timer, const DeviceLayerOptions& 
 bool SetOption(const std::string& name, const std::string& value, DeviceLayerOptions& options) {
   const int64_t number = std::atoll(value.c_str());
   const auto small = static_cast<int32_t>(number);
-  if (name == "comm_sms") {
-    options.forward.num_comm_sms = small;
-  } else if (name == "sms") {
-    options.forward.num_sms = small;
-  } else if (name == "minibatch") {
-    options.forward.minibatch_rows = number;
-  } else if (name == "macrobatch") {
-    options.forward.macrobatch_rows = number;
-  } else if (name == "panel") {
+  if (SetForwardOption(name, value, options.forward)) return true;
+  if (name == "panel") {
     options.output_panel_blocks = small;
   } else if (name == "gate_up_panel") {
     options.gate_up_panel_blocks = small;
@@ -277,16 +199,11 @@ bool SetOptions(const std::string& text, DeviceLayerOptions& options) {
 void CheckSample(const LayerData& data, const Tensor& out, const std::string& name) {
   const LayerSpec& spec = data.spec;
   const std::vector<int64_t> tokens = SampleTokens(spec.num_tokens(), 32);
-  Tensor sample(DType::kBf16, 0);
-  for (const int64_t token : tokens) {
-    Tensor row(DType::kBf16, spec.hidden);
-    std::memcpy(row.At(0), out.At(token * spec.hidden), row.bytes.size());
-    sample.Append(row);
-  }
+  const Tensor sample = GatherRows(out, spec.hidden, tokens);
   const std::vector<double> reference = ReferenceRows(data, tokens);
   const double error = RelativeError(sample, reference);
   const double row = WorstRowError(sample, reference, spec.hidden);
-  Check(error <= kTensorTolerance && row <= kRowTolerance, name, Errors(error, row));
+  g_check(error <= kTensorTolerance && row <= kRowTolerance, name, Errors(error, row));
 }
 
 void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
@@ -302,13 +219,13 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
                 layer.config(0).ToString().c_str());
     for (int repeat = 0; repeat < kPoisonedRepeats; ++repeat) {
       const Status status = RunPoisoned(layer);
-      if (!status.ok()) return Check(false, name, StrCat(status));
+      if (!status.ok()) return g_check(false, name, StrCat(status));
       const Tensor out = layer.Out();
       if (expected.bytes.empty()) {
         expected = out;
         if (!flags.quick) CheckSample(data, out, name);
       }
-      if (!(out == expected)) Check(false, name, StrCat(config, ": differs in bits"));
+      if (!(out == expected)) g_check(false, name, StrCat(config, ": differs in bits"));
     }
     PassTimer timer(LanesOf(layer, own_devices));
     if (options.trace_capacity > 0) WriteTrace(layer, timer, options, flags.trace);
@@ -316,48 +233,10 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
   }
 }
 
-void RunModels(int devices, bool traffic, const Flags& flags) {
-  for (const ModelShape& shape : kModelShapes) {
-    if (!flags.shape.empty() && flags.shape != shape.name) continue;
-    const auto spec = [&](int ranks) {
-      return traffic ? TrafficLayerSpec(shape, ranks) : ModelLayerSpec(shape, ranks);
-    };
-    const std::string name = StrCat(shape.name, traffic ? " traffic" : " model");
-    if (flags.ranks == 0 || flags.ranks == 1) RunLarge(spec(1), false, name + ", 1 GPU", flags);
-    if (flags.virtual_ranks) {
-      for (const int ranks : {2, 8}) {
-        RunLarge(spec(ranks), false, StrCat(name, ", ", ranks, " virtual ranks"), flags);
-      }
-    }
-    if (devices >= 2 && flags.ranks != 1) RunLarge(spec(2), true, name + ", 2 GPUs", flags);
-  }
-}
-
-bool ParseFlag(const std::string& argument, Flags& flags) {
-  const size_t equals = argument.find('=');
-  const std::string name = argument.substr(0, equals);
-  const std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
+bool ParseFlag(const std::string& name, const std::string& value, Flags& flags) {
   DeviceLayerOptions ignored;
-  if (name == "small") {
-    flags.small = true;
-  } else if (name == "model") {
-    flags.model = true;
-  } else if (name == "traffic") {
-    flags.traffic = true;
-  } else if (name == "--virtual") {
-    flags.virtual_ranks = true;
-  } else if (name == "--quick") {
-    flags.quick = true;
-  } else if (name == "--ranks") {
-    flags.ranks = std::atoi(value.c_str());
-  } else if (name == "--only") {
-    flags.only = value;
-  } else if (name == "--repeats") {
+  if (name == "--repeats") {
     flags.repeats = std::atoi(value.c_str());
-  } else if (name == "--shape") {
-    flags.shape = value;
-  } else if (name == "--passes") {
-    flags.passes = std::atoi(value.c_str());
   } else if (name == "--trace") {
     flags.trace = value;
     flags.options.trace_capacity = kTraceCapacity;
@@ -372,22 +251,15 @@ bool ParseFlag(const std::string& argument, Flags& flags) {
 
 int Main(int argc, char** argv) {
   Flags flags;
-  for (int i = 1; i < argc; ++i) {
-    if (ParseFlag(argv[i], flags)) continue;
-    std::fprintf(stderr, "unknown argument %s\n", argv[i]);
-    return 2;
-  }
-  if (!flags.small && !flags.model && !flags.traffic) flags.small = flags.model = true;
-  const StatusOr<int> devices = runtime::DeviceCount();
-  if (!devices.ok() || devices.value() == 0) {
-    std::fprintf(stderr, "no GPU\n");
-    return 2;
-  }
-  if (flags.small) RunSmall(devices.value(), flags);
-  if (flags.model) RunModels(devices.value(), false, flags);
-  if (flags.traffic) RunModels(devices.value(), true, flags);
-  std::printf("%s\n", g_failures == 0 ? "all checks passed" : "CHECKS FAILED");
-  return g_failures == 0 ? 0 : 1;
+  GpuMain program;
+  program.parse = [&](const std::string& name, const std::string& value) {
+    return ParseFlag(name, value, flags);
+  };
+  program.small = [&](int devices) { RunSmall(devices, flags); };
+  program.large = [&](const LayerSpec& spec, bool own_devices, const std::string& name) {
+    RunLarge(spec, own_devices, name, flags);
+  };
+  return RunGpuMain(argc, argv, program, flags, g_check);
 }
 
 }  // namespace

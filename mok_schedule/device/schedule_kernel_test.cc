@@ -32,12 +32,13 @@ using ::mok::testing::ScheduleRanks;
 using ::mok::testing::ScheduleRanksConfig;
 using ::testing::HasSubstr;
 
-// Seed 0 is the orderly schedule.
-void StartCase(uint64_t seed) {
+// Seed 0 is the orderly schedule. fast_forward: what waits in vain ends soon.
+void StartCase(uint64_t seed, bool fast_forward = false) {
   emulator::FreeAll();
   emulator::Options options;
   options.seed = seed;
   options.symbolize = false;
+  options.fast_forward = fast_forward;
   emulator::Configure(options);
 }
 
@@ -245,10 +246,7 @@ TEST(ScheduleKernelTest, DisagreementIsRecordedOnEveryRank) {
 // A rank that does not come: the others name it, end, and leave empty schedules, now and later.
 TEST(ScheduleKernelTest, MissingRankIsNamed) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
-    StartCase(seed);
-    emulator::Options options = emulator::CurrentOptions();
-    options.fast_forward = true;
-    emulator::Configure(options);
+    StartCase(seed, true);
     ScheduleRanksConfig config = SmallConfig({{0, 2, 4, 6}}, 2, 50);
     ScheduleRanks ranks(config, 3);
     for (int slot = 0; slot < 3; ++slot) {
@@ -370,10 +368,7 @@ class RefusedBatches {
 };
 
 std::string RunRefusals(int bug, uint64_t seed, int num_ranks) {
-  StartCase(seed);
-  emulator::Options options = emulator::CurrentOptions();
-  options.fast_forward = true;
-  emulator::Configure(options);
+  StartCase(seed, true);
   return RefusedBatches(bug, num_ranks).Run();
 }
 

@@ -28,13 +28,14 @@ struct Outcome {
   std::string kind, text;
 };
 
-// Forgets all memory and sets the scheduler.
-inline void StartCase(const Interleaving& interleaving) {
+// Forgets all memory and sets the scheduler. fast_forward: what waits in vain ends soon.
+inline void StartCase(const Interleaving& interleaving, bool fast_forward = false) {
   emulator::FreeAll();
   emulator::Options options;
   options.seed = interleaving.seed;
   options.async_probability = interleaving.async_probability;
   options.symbolize = false;
+  options.fast_forward = fast_forward;
   emulator::Configure(options);
 }
 

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/sm90/backward_test_kernels.h"
 #include "mok_megakernel/sm90/forward_test_kernels.h"
@@ -22,11 +21,6 @@ inline BackwardCase TwoBlocks() {
   BackwardCase options;
   options.layer = LayerOnTwoBlocks();
   return options;
-}
-
-inline void RunQueued() {
-  const emulator::Report report = emulator::Run();
-  EXPECT_TRUE(report.ok) << report.kind << ": " << report.text;
 }
 
 // Forward, then backward. poison: NaN in everything that the backward has to write.

@@ -4,29 +4,23 @@
 
 #include "mok_megakernel/layer_test_support.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_megakernel/sm90/testing/small_layer.h"
 
 namespace mok::testing {
 
 // Two ranks whose rings are used several times, a shared expert, and a last token block that is not
 // full.
 inline LayerSpec BugLayer() {
-  LayerSpec spec;
+  LayerSpec spec = LongLayer();
   spec.tokens = {40, 90};  // the second warpgroup has rows as well
-  spec.experts = {2, 3};
   spec.topk = 2;
-  spec.hidden = 40;
-  spec.intermediate = 24;
   spec.shared_intermediate = 8;
   return spec;
 }
 
 inline DeviceLayerOptions BugOptions() {
-  DeviceLayerOptions options;
-  options.forward.num_sms = 2;
-  options.forward.minibatch_rows = 128;
-  options.forward.macrobatch_rows = 128;
+  DeviceLayerOptions options = WithRing(1, 1);
   options.exchange_tiles = 8;
-  options.token_reduce_tiles = 8;
   options.chunk_bytes = 32;  // a row is three chunks, the last one short
   return options;
 }
