@@ -17,17 +17,36 @@ from examples.train_lm import ranks
 
 _STRATEGY = flags.DEFINE_enum("strategy", "fsdp_experts", STRATEGIES, "Who holds what.")
 _RANKS = flags.DEFINE_integer("ranks", 4, "Processes to start; without torchrun.", lower_bound=1)
-_EP_SIZE = flags.DEFINE_integer("ep_size", 2, "Ranks that share the experts.", lower_bound=1)
+_EP_SIZE = flags.DEFINE_integer(
+    "ep_size",
+    2,
+    "Ranks that share the experts; a divisor of --ranks.",
+    lower_bound=1,
+    upper_bound=ModelConfig.experts,
+)
 _STEPS = flags.DEFINE_integer("steps", 20, "Optimizer steps.", lower_bound=1)
-_MICROBATCHES = flags.DEFINE_integer("microbatches", 2, "Of a step.", lower_bound=1)
+_MICROBATCHES = flags.DEFINE_integer(
+    "microbatches", 2, "Of a step.", lower_bound=1, upper_bound=Settings.tokens
+)
 _CHECKPOINTING = flags.DEFINE_bool("checkpointing", True, "Recompute each block's activations.")
 _DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "cuda"], "Where the ranks train.")
 
 
 def check_device(device: str) -> bool:
-    """Validator of --device."""
+    """Validator of --device. (Validators run when all flags have values.)"""
     if device == "cuda" and not torch.cuda.is_available():
         raise flags.ValidationError("cuda: PyTorch finds no GPU")
+    count, gpus = ranks.num_ranks(_RANKS.value), torch.cuda.device_count()
+    if device == "cuda" and count > gpus:
+        raise flags.ValidationError(f"cuda: {count} ranks, but {gpus} GPUs")
+    return True
+
+
+def check_ep_size(ep_size: int) -> bool:
+    """Validator of --ep_size."""
+    count = ranks.num_ranks(_RANKS.value)
+    if count % ep_size:
+        raise flags.ValidationError(f"must be a divisor of the {count} ranks")
     return True
 
 
@@ -66,4 +85,5 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.register_validator("device", check_device)
+    flags.register_validator("ep_size", check_ep_size)
     app.run(main)

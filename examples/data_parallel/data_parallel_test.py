@@ -1,6 +1,9 @@
 """Four processes, two replicas of two EP ranks: the gradients of one process, and the same bits."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -81,6 +84,25 @@ def test_gradients_are_those_of_one_process(tmp_path, strategy):
             assert digests[:EP_SIZE] == digests[EP_SIZE:]
     losses = torch.load(tmp_path / "plain.0.pt")["losses"]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (["--ep_size=3"], "flag --ep_size=3: must be a divisor of the 4 ranks"),
+        (["--ranks=2", "--ep_size=4"], "flag --ep_size=4: must be a divisor of the 2 ranks"),
+        (["--ranks=9", "--ep_size=9"], "flag --ep_size=9: 9 is not an integer in the range [1, 8]"),
+        (["--microbatches=65"], "flag --microbatches=65: 65 is not an integer in the range"),
+        (["stray"], "unexpected arguments: ['stray']"),
+    ],
+)
+def test_wrong_flags_are_usage_errors(wrong, text):
+    environment = os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    command = [sys.executable, data_parallel.__file__, *wrong]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result
+    assert text in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_program_under_torchrun(tmp_path):

@@ -37,6 +37,11 @@ def launched_by_torchrun() -> bool:
     return dist.is_torchelastic_launched()
 
 
+def num_ranks(wanted: int) -> int:
+    """Of torchrun, if it has started this process, or the wanted number."""
+    return int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else wanted
+
+
 def work_as_rank(worker: Callable, *arguments, device: str = "cpu") -> None:
     """Runs worker(rank, *arguments) in this process, which torchrun has started."""
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

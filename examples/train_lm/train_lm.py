@@ -79,9 +79,8 @@ def output_path(path: str | None) -> str | None:
 
 def num_ranks() -> int:
     """Of --ranks, of torchrun, or of the GPUs."""
-    if ranks.launched_by_torchrun():
-        return int(os.environ["WORLD_SIZE"])
-    return _RANKS.value or (2 if _DEVICE.value == "cpu" else torch.cuda.device_count())
+    default = 2 if _DEVICE.value == "cpu" else torch.cuda.device_count()
+    return ranks.num_ranks(_RANKS.value or default)
 
 
 def model_config() -> ModelConfig:
@@ -156,6 +155,14 @@ def check_plot(path: str | None) -> bool:
     """Validator of --plot, beside check_output."""
     if path is not None and os.path.splitext(path)[1] not in _PLOT_FORMATS:
         raise flags.ValidationError(f"must end in {', '.join(_PLOT_FORMATS)}, got {path}")
+    return True
+
+
+def check_outputs(paths: dict[str, str | None]) -> bool:
+    """Validator of --checkpoint, --plot and --loss_log together: one would overwrite another."""
+    given = [os.path.realpath(output_path(path)) for path in paths.values() if path]
+    if len(set(given)) < len(given):
+        raise flags.ValidationError("must name different files")
     return True
 
 
@@ -236,6 +243,8 @@ if __name__ == "__main__":
     flags.register_validator("batch", check_batch)
     flags.register_validator("plot", check_plot)
     flags.register_validator("learning_rate", check_learning_rate)
-    for output in ("loss_log", "checkpoint", "plot"):
+    outputs = ("loss_log", "checkpoint", "plot")
+    for output in outputs:
         flags.register_validator(output, check_output)
+    flags.register_multi_flags_validator(outputs, check_outputs)
     app.run(main)

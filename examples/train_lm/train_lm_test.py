@@ -248,6 +248,12 @@ def test_plots_are_pictures():
         train_lm.check_plot("a.xyz")
 
 
+def test_outputs_have_to_be_different_files():
+    assert train_lm.check_outputs({"checkpoint": "a", "plot": "b", "loss_log": None})
+    with pytest.raises(flags.ValidationError, match="must name different files"):
+        train_lm.check_outputs({"checkpoint": "a", "plot": "b", "loss_log": "./a"})
+
+
 def test_fewer_experts_than_a_token_visits_are_a_flag_error():
     with pytest.raises(flags.IllegalFlagValueError, match="experts"):
         with flagsaver.flagsaver(experts=1):
