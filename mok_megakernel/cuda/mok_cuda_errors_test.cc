@@ -1,5 +1,6 @@
 // What one rank or a kernel finds wrong, through the CUDA C API in the emulator: every rank hears
 // of it, nobody waits for a rank that has heard before, and the workspaces work on.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -9,9 +10,12 @@
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
 #include "mok_megakernel/cuda/cuda_test_cases.h"
+#include "mok_megakernel/cuda/workspace_layout.h"
 
 namespace mok::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 // On ranks that something has happened to.
 void ExpectWorksOn(CudaRanks& ranks, const LayerData& data, const LayerResult& expected) {
@@ -270,6 +274,28 @@ TEST(MokCudaErrorsTest, ARankReportsAnErrorToTheOthers) {
     }
     ExpectWorksOn(ranks, data, expected);
   }
+}
+
+// A rank gives up waiting for another one in a schedule. That one comes after all: it gets nothing
+// from the first one's forward, which had been queued by then, and hears of it.
+TEST(MokCudaErrorsTest, ARankThatComesTooLateHearsOfIt) {
+  const LayerData data(SharedLayer());
+  StartCase({1, 0.1}, true);
+  CudaRanks ranks(data, OwnDevices());
+  ranks.Poison();
+  EXPECT_EQ(ranks.BuildSchedule(0), MOK_OK);
+  RunQueued();
+  auto& record = static_cast<CudaRecords*>(ranks.rank(0).records)->schedule_wait;
+  const DeviceWaitRecord given_up = record;
+  record = {};  // the host is ahead of it
+  EXPECT_EQ(ranks.Forward(0), MOK_OK) << mok_last_error();
+  record = given_up;
+  EXPECT_EQ(ranks.BuildSchedule(1), MOK_OK);
+  EXPECT_EQ(ranks.Forward(1), MOK_OK);
+  RunQueued();
+  EXPECT_EQ(ranks.Check(0), MOK_DEADLINE_EXCEEDED);
+  EXPECT_EQ(ranks.Check(1), MOK_DEADLINE_EXCEEDED);
+  EXPECT_THAT(mok_last_error(), HasSubstr("for rank 0 at the entry of pass 1"));
 }
 
 // A rank that fails between a schedule and its pass leaves. The others do not wait for it, neither

@@ -9,7 +9,7 @@
 
 namespace mok {
 
-// The kernel as a launch needs it. ScheduleKernelInfo() is the one to use; tests have others.
+// The kernel as a launch needs it. GetScheduleKernel() is the one to use; tests have others.
 struct ScheduleKernelInfo {
   const void* address;
   int threads;
@@ -18,8 +18,8 @@ struct ScheduleKernelInfo {
 ScheduleKernelInfo GetScheduleKernel();
 
 // Blocks of the grid: enough for one batch of loads per thread over all routes of the largest
-// batch, at most half of the device's multiprocessors (all blocks have to be resident at once,
-// perhaps beside another kernel), at least 2. The schedule does not depend on it.
+// batch, at most one per multiprocessor (all blocks have to be resident at once), at least 2. The
+// schedule does not depend on it.
 int ScheduleGridBlocks(int64_t max_total_routes, int num_multiprocessors, int threads);
 
 struct ScheduleLaunch {

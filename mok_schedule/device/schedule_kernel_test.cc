@@ -269,6 +269,7 @@ TEST(ScheduleKernelTest, MissingRankIsNamed) {
         const DeviceSchedule& schedule = ranks.schedule(rank, slot);
         EXPECT_EQ(schedule.result->num_row_blocks, 0);
         EXPECT_EQ(schedule.table().num_row_blocks(), 0);
+        EXPECT_FALSE(TakesPart(*schedule.result, ranks.refusals(rank)));
       }
     }
     ASSERT_EQ(ranks.Compare(0), OkStatus());

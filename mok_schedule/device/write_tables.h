@@ -174,9 +174,13 @@ MOK_DEVICE void FinishBatch(const ScheduleParams& p, Storage& s, const DeviceWai
   if (s.failed != 0) WriteEmptyTables<Storage>(p);
   if (Thread() != 0) return;
   const int num_experts = p.schedule.num_local_experts;
-  *p.schedule.result = {s.failed != 0 ? 0 : p.schedule.expert_block_begin[num_experts],
-                        s.failed != 0 ? 0 : s.token_begin[p.layer.ep_size],
-                        s.is_refused != 0 ? DeviceScheduleResult::kRefused : s.generation};
+  const bool failed = s.failed != 0;
+  // A rank that has given up takes part in no pass either: one that comes late would take its being
+  // there for its rows.
+  *p.schedule.result = {
+      failed ? 0 : p.schedule.expert_block_begin[num_experts],
+      failed ? 0 : s.token_begin[p.layer.ep_size],
+      failed || s.is_refused != 0 ? DeviceScheduleResult::kRefused : s.generation};
   LeaveState<kBug>(p, s, takes_part);
 }
 
