@@ -8,7 +8,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from mok_torch import MoELayer, functional, ops
+from mok_torch.full_state import full_state_dict, load_full_state_dict
 from mok_torch.functional import MainGrads, SharedExpert, moe
+from mok_torch.router import Router, RouterConfig, route
 from mok_torch.self_test import Case
 from mok_torch.test_support import routed_batch
 
@@ -213,6 +215,68 @@ def test_fusion_of_a_call_is_a_bool(value):
 def test_constructor_refuses(options, error, text):
     with pytest.raises(error, match=text):
         MoELayer(**(SIZES | options))
+
+
+def test_state_dicts_of_the_wrong_kind():
+    layer = MoELayer(**SIZES)
+    state = layer.state_dict()
+    with pytest.raises(TypeError, match=r"^module: expected a torch\.nn\.Module, got OrderedDict"):
+        full_state_dict(state)
+    with pytest.raises(TypeError, match=r"^module: expected a torch\.nn\.Module, got NoneType"):
+        load_full_state_dict(None, state)
+    with pytest.raises(TypeError, match=r"^state: expected a dict of tensors, got list"):
+        layer.load_full_state_dict([])
+    with pytest.raises(TypeError, match=r"^strict: expected a bool, got str: 'no'"):
+        layer.load_full_state_dict(state, strict="no")
+    with pytest.raises(TypeError, match=r"^experts\.w_up: expected a torch\.Tensor, got list"):
+        layer.load_full_state_dict(state | {"experts.w_up": []})
+
+
+def test_routers_of_the_wrong_kind():
+    config = RouterConfig(4, 2)
+    with pytest.raises(TypeError, match=r"^config: expected a RouterConfig, got dict"):
+        Router(32, {})
+    with pytest.raises(TypeError, match=r"^hidden_size: expected an int, got str"):
+        Router("32", config)
+    with pytest.raises(TypeError, match=r"^config: expected a RouterConfig, got NoneType"):
+        route(torch.zeros(3, 4), None)
+    with pytest.raises(TypeError, match=r"^logits: expected a torch\.Tensor, got list"):
+        route([[0.0] * 4], config)
+    with pytest.raises(ValueError, match=r"^weight: expected shape \[E, H\] with H >= 1, got"):
+        ops.router_logits(torch.zeros(3, 0), torch.zeros(4, 0))
+
+
+def everything(tensors):
+    """Results of many functions, with whatever defaults PyTorch has by now."""
+    layer = MoELayer(**SIZES, scoring="sigmoid", device="cpu", dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(0.125)
+    x = tensors[0].float().requires_grad_()
+    layer(x).sum().backward()
+    layer.update_expert_bias()
+    space = functional.get_workspace(num_local_tokens=12, hidden_size=32, topk=2)
+    schedule = functional.build_schedule(space, None, tensors[1], num_local_experts=4)
+    results = [call_moe(tensors), call_explicitly(tensors, torch.ones_like(tensors[0])), x.grad]
+    results += [space.input_buffer(2).zero_(), schedule.tokens_per_expert()]
+    results += [layer.router.expert_bias, layer.global_expert_load()]
+    return results + list(layer.full_state_dict().values())
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_defaults_of_pytorch_change_nothing(device, dtype):
+    tensors = make_tensors()
+    expected, default = everything(tensors), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(device)
+        results = everything(tensors)
+    finally:
+        torch.set_default_dtype(default)
+        torch.set_default_device(None)
+    for result, other in zip(results, expected, strict=True):
+        assert result.dtype == other.dtype and torch.equal(result, other)
 
 
 @pytest.mark.parametrize(

@@ -107,15 +107,18 @@ def require_dense(name: str, value, device: torch.device | None = None) -> Tenso
     return value
 
 
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
 def require_memory(name: str, value: Tensor):
     """Raises unless a dense tensor's values lie at its address, where the engine reads them."""
     kind = type(value)
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         hint = " (see to_local() and full_tensor())" if hasattr(value, "to_local") else ""
         raise TypeError(
             f"{name}: expected a tensor with memory of its own, got a {kind.__name__}{hint}"
         )
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if _is_wrapped(value):
         raise NotImplementedError(f"{name}: torch.func's transforms are not supported")
 
 
@@ -129,11 +132,9 @@ def require_tensor(name: str, value, device: torch.device | None = None) -> Tens
 def require_input(name: str, value, function: str, device: torch.device | None = None) -> Tensor:
     """require_dense for a function that may be traced; require_tensor where nobody does so."""
     require_dense(name, value, device)
-    if not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if torch.compiler.is_compiling():
+        return value
+    if not (torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()):
         require_memory(name, value)
     refuse_forward_mode(name, value, function)
     return value
@@ -149,7 +150,7 @@ def as_device(device) -> torch.device | None:
 
 def refuse_forward_mode(name: str, value: Tensor, function: str):
     """Operators would drop the tangent of a dual tensor without a word."""
-    if torch.compiler.is_compiling():
+    if forward_ad._current_level < 0 or torch.compiler.is_compiling():
         return
     if forward_ad.unpack_dual(value).tangent is not None:
         raise NotImplementedError(

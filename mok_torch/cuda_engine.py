@@ -131,7 +131,9 @@ class CudaEngine:
             self.memory.heap_bytes, device, request.timeout_seconds
         )
         self._state = torch.zeros(self.memory.state_bytes, dtype=torch.uint8, device=device)
-        self._records = torch.zeros(self.memory.record_bytes, dtype=torch.uint8, pin_memory=True)
+        self._records = torch.zeros(
+            self.memory.record_bytes, dtype=torch.uint8, device="cpu", pin_memory=True
+        )
         self._stream = stream_address(device)  # of the last call
         # Calls follow each other, so they share it.
         self._scratch = aligned_bytes(self.memory.error_scratch_bytes, device)

@@ -82,7 +82,7 @@ def draw(weight: Tensor, std: float, *identity) -> None:
     if weight.is_meta:
         return
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little", signed=True))
     values = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
     weight.copy_(values.normal_(std=std, generator=generator))
 

@@ -66,7 +66,8 @@ class Schedule:
 
         On the device of the schedule; on a GPU nothing waits.
         """
-        return torch.as_tensor(self.engine.tokens_per_expert(), dtype=torch.int64)
+        counts = self.engine.tokens_per_expert()
+        return counts if isinstance(counts, Tensor) else torch.tensor(counts, device="cpu").long()
 
 
 def _place(workspace: Workspace) -> str:

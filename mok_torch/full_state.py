@@ -24,6 +24,8 @@ def _moe_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """(key prefix, layer) of every MoELayer in module, in the same order on every rank."""
     from mok_torch.layer import MoELayer
 
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
     # A layer used twice is in the state dict twice.
     for name, submodule in module.named_modules(remove_duplicate=False):
         if isinstance(submodule, MoELayer):
@@ -142,8 +144,9 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
       ValueError: on every rank, if they gather different layers, or hold different routers.
       RankTimeoutError: a rank did not come.
     """
+    layers = list(_moe_layers(module))
     state = module.state_dict()
-    for prefix, layer in _moe_layers(module):
+    for prefix, layer in layers:
         state |= _gather_layer(prefix, layer)
     return state
 
@@ -167,6 +170,10 @@ def load_full_state_dict(module: nn.Module, state: dict[str, Tensor], strict: bo
             full = state.get(prefix + name)
             if full is None:
                 continue  # load_state_dict reports it
+            if not isinstance(full, Tensor):
+                raise TypeError(
+                    f"{prefix}{name}: expected a torch.Tensor, got {type(full).__name__}"
+                )
             expected = (layer.num_experts, *parameter.shape[1:])
             if tuple(full.shape) != expected:
                 raise ValueError(

@@ -40,6 +40,8 @@ from mok_torch.store_meetings import meetings_of
 _distributed_workspaces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
+_MAX_RANKS = 4096  # of an in-process group; as between processes
+
 # Everything that makes or grows a workspace begins with the same meeting.
 WORKSPACE_CALL = "a first forward, get_workspace or grow"
 
@@ -103,7 +105,7 @@ class InProcessGroup:
     """
 
     def __init__(self, size: int):
-        self.size = size = as_integer("size", size, 1)
+        self.size = size = as_integer("size", size, 1, _MAX_RANKS)
         self._condition = threading.Condition()
         self._rounds: dict[int, dict[int, Any]] = {}
         self._notices: dict[str, str] = {}

@@ -351,7 +351,7 @@ class MoELayer(nn.Module):
         loads = exchange_in(
             "global_expert_load", self.group, self.expert_load.tolist(), self.config.timeout_seconds
         )
-        return torch.tensor(loads).sum(dim=0)
+        return torch.tensor(loads, device="cpu").sum(dim=0)
 
     def update_expert_bias(self, rate: float = 1e-3, load: Tensor | None = None) -> None:
         """Moves the router's bias towards balance; once per optimizer step.

@@ -23,7 +23,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape)
     num_bytes = size * dtype.itemsize
     if num_bytes < _MAPPED_BYTES:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # The tensor's storage keeps the mapping alive.
     return torch.frombuffer(mapping, dtype=dtype, count=size).view(shape)
@@ -39,7 +39,7 @@ def recycled_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape)
     num_bytes = size * dtype.itemsize
     if num_bytes < _MAPPED_BYTES:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     # The tensor's storage keeps the memory; it returns to the list of free blocks with it.
     memory = _C.RecycledMemory(num_bytes)
     return torch.frombuffer(memory, dtype=dtype, count=size).view(shape)

@@ -89,8 +89,8 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     for name, value in (("x", x), ("weight", weight)):
         if not value.is_floating_point():
             raise TypeError(f"{name}: expected a floating-point dtype, got {value.dtype}")
-    if weight.dim() != 2:
-        raise ValueError(f"weight: expected shape [E, H], got {list(weight.shape)}")
+    if weight.dim() != 2 or weight.shape[1] == 0:
+        raise ValueError(f"weight: expected shape [E, H] with H >= 1, got {list(weight.shape)}")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x: expected shape [..., H] with weight's H = {weight.shape[1]}, got {list(x.shape)}"

@@ -101,7 +101,7 @@ def test_errors():
     x, weight = make()
     with pytest.raises(ValueError, match=r"x: expected shape \[..., H\] with weight's H = 104"):
         ops.router_logits(x[:, :8], weight)
-    with pytest.raises(ValueError, match=r"weight: expected shape \[E, H\], got"):
+    with pytest.raises(ValueError, match=r"weight: expected shape \[E, H\] with H >= 1, got"):
         ops.router_logits(x, weight[0])
     with pytest.raises(TypeError, match=r"x: expected a floating-point dtype, got torch.int64"):
         ops.router_logits(x.long(), weight)

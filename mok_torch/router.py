@@ -84,6 +84,11 @@ class RouterConfig:
             object.__setattr__(self, "expert_bias", self.scoring != "softmax")
 
 
+def _require_config(config):
+    if not isinstance(config, RouterConfig):
+        raise TypeError(f"config: expected a RouterConfig, got {type(config).__name__}")
+
+
 class Routes(NamedTuple):
     """A router's decision; the two tensors that functional.moe takes."""
 
@@ -148,8 +153,10 @@ def route(logits: Tensor, config: RouterConfig, expert_bias: Tensor | None = Non
       expert_bias: fp32 [E]; required exactly when config.expert_bias.
 
     Raises:
-      ValueError: logits or expert_bias do not fit config.
+      ValueError, TypeError: logits or expert_bias do not fit config.
     """
+    _require_config(config)
+    require_dense("logits", logits)
     if logits.dim() != 2 or logits.shape[-1] != config.num_experts:
         raise ValueError(
             f"logits: expected shape [T, {config.num_experts}], got {list(logits.shape)}"
@@ -207,7 +214,9 @@ class Router(nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
+        _require_config(config)
         self.config = config
+        hidden_size = as_integer("hidden_size", hidden_size, 1, MAX_SIZE)
         # fp32 unless asked otherwise: close scores should not be decided by rounded weights.
         dtype = torch.float32 if dtype is None else dtype
         shape = (config.num_experts, hidden_size)

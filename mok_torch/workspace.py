@@ -28,6 +28,8 @@ from mok_torch.scalars import MAX_SIZE, as_integer
 # Stands for the cached workspace of one rank and the shapes at hand.
 DEFAULT_HANDLE = 0
 
+_ALONE = contextlib.nullcontext()
+
 _registry_lock = threading.Lock()
 _cache_lock = threading.Lock()
 _next_handle = itertools.count(1)
@@ -210,18 +212,20 @@ class Workspace:
             found.is_shared = True
             raise found
 
-    @contextlib.contextmanager
     def host_call(self):
         """Surrounds a collective call of the host's engine.
 
         A rank that gives up in it leaves a notice, and one that comes too late finds it and raises
         at once, instead of waiting for who has gone.
         """
+        return _ALONE if self.ep_size == 1 else self._call_of_ranks()
+
+    @contextlib.contextmanager
+    def _call_of_ranks(self):
         # The others have not waited for the timeout yet if this rank's last call began later. (They
         # were in it with this one.)
         began, now = self._last_call_began, time.monotonic()
-        is_late = now - began > self.timeout_seconds
-        if self.ep_size > 1 and is_late and self._left_behind is None:
+        if now - began > self.timeout_seconds and self._left_behind is None:
             self._left_behind = self._group.find_notice(self._name)
         self._raise_if_left_behind()
         self._last_call_began = now
@@ -255,7 +259,7 @@ class Workspace:
             return
         error.is_shared = True
         shared, code = as_shared_error(error)
-        with contextlib.nullcontext() if self.on_gpu else self.host_call():
+        with _ALONE if self.on_gpu else self.host_call():
             self.engine.report_error(operation, code, str(shared))
 
     def is_usable(self) -> bool:
@@ -413,7 +417,7 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
 
 def reporting_errors_of(workspace: Workspace | None, operation: int):
     """workspace.reporting_errors(operation); where there is none, nobody is told."""
-    return contextlib.nullcontext() if workspace is None else workspace.reporting_errors(operation)
+    return _ALONE if workspace is None else workspace.reporting_errors(operation)
 
 
 def require_workspace(workspace):

@@ -162,7 +162,7 @@ def test_wrong_groups():
         as_group(InProcessGroup(2))
     with pytest.raises(TypeError, match=r"group: expected None, a torch.distributed"):
         as_group(3)
-    with pytest.raises(ValueError, match="size: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="size: expected 1 to 4096, got 0"):
         InProcessGroup(0)
     with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
         InProcessGroup(2).member(2)
