@@ -21,7 +21,7 @@ struct PeerRows {
 // Where a row of the routing table comes from and goes to; device memory, constant while the kernel
 // runs.
 struct RowSources {
-  const int32_t* rank;   // [rows] rank that holds the token
+  const int32_t* rank;   // [rows] rank that holds the token; -1: padding, which no tile may contain
   const int32_t* route;  // [rows] token * topk + k there
 };
 
@@ -68,6 +68,13 @@ inline constexpr int kNumMeetings = 4;
 
 // Flags through which the ranks meet. flags of rank r lie in r's memory, are written by its peers
 // with the number of the pass and only grow. Zero before the first pass.
+//
+// That number, the epoch, is the caller's to count: 1, 2, ..., one more with every pass that met,
+// the same on every rank. Host code may pass it as a parameter; a kernel that is replayed from a
+// CUDA graph keeps it in device memory, and its last block increments it.
+//
+// A rank whose grid is aborted raises no further flag, neither of this pass nor of a later one: a
+// peer that sees the exit would take rows for delivered that never left.
 struct RankMeeting {
   uint64_t* flags_of_rank[kMaxExchangeRanks];  // [kNumMeetings, num_ranks]
   int32_t rank;
@@ -95,6 +102,7 @@ enum class ExchangeBug : int32_t {
   kChunkPastRow,       // the last chunk of a row is not cut
   kTokenAsRoute,       // rows of tokens are addressed as rows of routes
   kNoFlushAtEnd,       // the last tile is never signalled
+  kMovesPadding,       // a tile's rows contain padding
   kStaysPulling,       // a warp that has pulled all its rows still shows that it moves some
   kFlagOfGpuScope,     // meetings
   kWaitOfGpuScope,

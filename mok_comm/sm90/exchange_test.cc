@@ -2,6 +2,7 @@
 // rank that never comes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -114,8 +115,12 @@ class ExchangeRun {
       values.push_back(0);
       return values;
     };
-    p.pull.sources = {DeviceArray(with_one(sources), "source_rank", rank),
-                      DeviceArray(with_one(routes), "source_route", rank)};
+    auto padded = [&](std::vector<int32_t> rows) {  // to whole tiles, at least one
+      rows.resize(static_cast<size_t>(std::max(p.tiles.num_tiles, 1)) * spec_.rows_per_tile, -1);
+      return rows;
+    };
+    p.pull.sources = {DeviceArray(padded(sources), "source_rank", rank),
+                      DeviceArray(padded(routes), "source_route", rank)};
     p.pull.routes_per_row = spec_.topk;
     p.pull.own_rank = rank;
     p.pull.interval_ns = 0;

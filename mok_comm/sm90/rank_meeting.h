@@ -9,10 +9,11 @@ namespace mok {
 
 // Tells every rank that this one has come to `meeting` of pass `epoch` (1, 2, ...). What the warp
 // has seen happen before, on this GPU or another, is visible to every rank that has met it. All
-// lanes of the warp call; lane l looks after ranks l, l + 32, ...
+// lanes of the warp call; lane l looks after ranks l, l + 32, ... Not after an abort (RankMeeting).
 template <ExchangeBug kBug = ExchangeBug::kNone>
 MOK_DEVICE void TellRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch) {
   const int lane = static_cast<int>(ThreadIndex().x) % 32;
+  MOK_EXPECT(epoch > 0);
   SyncWarp();  // what lane 0 has acquired is released by every lane
   const Meeting raised = kBug == ExchangeBug::kFlagOfOtherMeeting ? Meeting::kEntry : meeting;
   for (int rank = lane; rank < ranks.num_ranks; rank += 32) {

@@ -22,7 +22,9 @@ struct ExchangeTile {
 
   int32_t table_row;  // first row in RowSources
   int32_t local_row;  // first row in RowExchange::local
-  int32_t rows;       // may be 0: waits and signals only
+  // Valid rows: padding, -1 in RowSources, is not among them, since it would index PeerRows. May be
+  // 0: waits and signals only.
+  int32_t rows;
   int32_t num_waits;
   int32_t num_signals;
   int32_t wait_counters[kMaxWaits];  // of this GPU's counters
@@ -57,12 +59,15 @@ class RowMover {
         is_pull_(direction == Direction::kPull),
         lane_(static_cast<int>(ThreadIndex().x) % 32),
         moves_(lane_ < kStagingChunks) {
+    MOK_EXPECT(staging.bytes % 16 == 0 && staging.bytes <= staging.stride);
     if (!moves_) return;
     chunk_ = staging.memory + lane_ * staging.stride;
     full_ = staging.full + lane_;
   }
 
-  // Waits for the tile's counters. False: the grid is aborted.
+  // Waits for the tile's counters, and orders what they acquired before the bulk loads of Move. False:
+  // the grid is aborted. A tile without waits gets no proxy fence: if its rows were written while
+  // the kernel runs, the warp has to have executed FenceProxyAsyncGlobal since it acquired them.
   MOK_DEVICE bool Await(const ExchangeTile& tile, const DeviceWait& wait) {
     if (HasAcquired(tile)) return true;
     bool ready = kBug == ExchangeBug::kSkipTileWait || Ready(tile);
@@ -91,6 +96,7 @@ class RowMover {
       if (lane_ < count) {
         row.rank = LoadNonCoherent(exchange.sources.rank + tile.table_row + first + lane_);
         row.route = LoadNonCoherent(exchange.sources.route + tile.table_row + first + lane_);
+        MOK_EXPECT(row.rank >= 0);  // no padding
         scalars.Begin(row);
       }
       MoveLaneRows(exchange, row, count, wait);

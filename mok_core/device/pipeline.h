@@ -22,8 +22,8 @@ struct PipelineBarriers {
   uint64_t empty[kStages];  // consumers -> producers
 };
 
-// One thread's position in the ring. Waits go through a Waiter with ForBarrier and
-// ForBarrierCluster, such as DeviceWait.
+// One thread's position in the ring. Waits go through a Waiter with ForBarrier,
+// such as DeviceWait.
 template <int kStages>
 class Pipeline {
  public:
@@ -83,16 +83,6 @@ class Pipeline {
     wait.ForBarrier(&barriers_->empty[stage_], phase_);
   }
 
-  // Producer, at the end of its work: every stage it filled has been released, so that no transfer
-  // and no remote arrival can find the block gone.
-  template <class Waiter>
-  MOK_DEVICE void Tail(const Waiter& wait) {
-    for (int i = 0; i < kStages; ++i) {
-      Acquire(wait);
-      Advance();
-    }
-  }
-
   // Consumer: the stage is full.
   template <class Waiter>
   MOK_DEVICE void Wait(const Waiter& wait) {
@@ -104,13 +94,6 @@ class Pipeline {
   // Consumer: this thread (and those it has synchronised with) has finished with the stage.
   MOK_DEVICE void Release() { ReleaseStage(stage_); }
   MOK_DEVICE void ReleaseStage(int stage) { MbarrierArrive(&barriers_->empty[stage]); }
-
-  // Consumer: frees the stage for a producer in another block of the cluster. For stages that only
-  // the async proxy has read (see MbarrierArriveRemote).
-  MOK_DEVICE void ReleaseStageRemote(int stage, uint32_t cluster_rank) {
-    const uint32_t address = SharedAddress(&barriers_->empty[stage]);
-    MbarrierArriveRemote(MapToClusterRank(address, cluster_rank));
-  }
 
  private:
   PipelineBarriers<kStages>* barriers_;

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "mok_core/device/types.h"
 #include "mok_core/status.h"
@@ -64,25 +63,9 @@ struct LaunchConfig {
   const char* name = "kernel";
 };
 
-// The untyped launch. `kernel` is the address of a kernel that takes `parameter_bytes` at
+// Launches on config.stream. `kernel` is the address of a kernel that takes `parameter_bytes` at
 // `parameters` as its one parameter.
 Status LaunchKernelAddress(const void* kernel, const LaunchConfig& config, const void* parameters,
                            size_t parameter_bytes);
-
-#if defined(MOK_EMULATOR)
-template <class Params>
-using Kernel = void (*)(const Params&);
-#else
-template <class Params>
-using Kernel = void (*)(Params);
-#endif
-
-// Launches kernel(params) on config.stream.
-template <class Params>
-Status LaunchKernel(Kernel<Params> kernel, const LaunchConfig& config, const Params& params) {
-  static_assert(std::is_trivially_copyable_v<Params>);
-  return LaunchKernelAddress(reinterpret_cast<const void*>(kernel), config, &params,
-                             sizeof(Params));
-}
 
 }  // namespace mok::runtime

@@ -151,4 +151,6 @@ void NanoSleep(uint32_t nanoseconds) {
 
 void Trap() { Fail("trap", "the kernel executed trap"); }
 
+void FailExpectation(const char* condition) { Fail("usage", "expected: %s", condition); }
+
 }  // namespace mok::emulator

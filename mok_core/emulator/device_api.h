@@ -26,6 +26,7 @@ enum class ProxyFenceSpace { kAll, kGlobal, kShared };
 ThreadContext* CurrentThread();
 void* SharedStorage();
 void NameSharedMemory(const void* pointer, const char* name, int index);
+[[noreturn]] void FailExpectation(const char* condition);
 
 // ids.h
 uint32_t SharedAddress(const void* pointer);

@@ -19,4 +19,7 @@
   Type& name = *reinterpret_cast<Type*>(mok_shared_storage)
 // Names shared memory (barriers above all) in the emulator's reports; nothing on the GPU.
 #define MOK_NAME(pointer, text, index) ((void)0)
+// What the caller has to see to. The emulator fails with the condition's text where it is false; on
+// the GPU it is not evaluated.
+#define MOK_EXPECT(condition) ((void)sizeof((condition) ? 1 : 0))
 #define MOK_UNROLL _Pragma("unroll")

@@ -49,7 +49,8 @@ MOK_DEVICE bool MoveTiles(const ExchangeTestParams& p, SharedStorage& s, DeviceW
   for (int32_t tile = kIsPull ? block : blocks - 1 - block; tile < p.tiles.num_tiles && running;
        tile += blocks) {
     wait.SetTask(kWarp, tile);
-    const ExchangeTile rows = TileOf(p, tile, kIsPull);
+    ExchangeTile rows = TileOf(p, tile, kIsPull);
+    if (kBug == ExchangeBug::kMovesPadding) rows.rows = p.tiles.rows_per_tile;
     running = mover.Await(rows, wait);
     if (!running) break;
     if constexpr (kIsPull) {

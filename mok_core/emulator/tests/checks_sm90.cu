@@ -157,6 +157,7 @@ Checks(MOK_GRID_CONSTANT(Params) p) {
   SharedMemory<kCase>(p, s);
   Copies<kCase>(p, s);
   if (kCase == kTrap) Trap();
+  MOK_EXPECT(kCase != kBrokenExpectation);
 }
 
 }  // namespace

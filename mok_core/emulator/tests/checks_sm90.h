@@ -50,6 +50,7 @@ enum Case {
   kLoadStoredGlobalFenced,
   kExitWithTransferInFlight,
   kTrap,
+  kBrokenExpectation,
   kCaseCount
 };
 

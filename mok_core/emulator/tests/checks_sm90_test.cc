@@ -74,6 +74,7 @@ const Expectation kExpectations[] = {
     {ck::kLoadStoredGlobalFenced, "", ""},
     {ck::kExitWithTransferInFlight, "tx", "in flight"},
     {ck::kTrap, "trap", "trap"},
+    {ck::kBrokenExpectation, "usage", "expected: kCase != kBrokenExpectation"},
 };
 
 TEST(ChecksSm90Test, EveryMistakeIsNamedAndNothingElseIs) {

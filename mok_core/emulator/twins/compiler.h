@@ -13,4 +13,5 @@
 #define MOK_SHARED_STORAGE(Type, name) \
   Type& name = *static_cast<Type*>(::mok::emulator::SharedStorage())
 #define MOK_NAME(pointer, text, index) ::mok::emulator::NameSharedMemory(pointer, text, index)
+#define MOK_EXPECT(condition) ((condition) ? (void)0 : ::mok::emulator::FailExpectation(#condition))
 #define MOK_UNROLL
