@@ -65,9 +65,10 @@ class RowMover {
     full_ = staging.full + lane_;
   }
 
-  // Waits for the tile's counters, and orders what they acquired before the bulk loads of Move. False:
-  // the grid is aborted. A tile without waits gets no proxy fence: if its rows were written while
-  // the kernel runs, the warp has to have executed FenceProxyAsyncGlobal since it acquired them.
+  // Waits for the tile's counters, and orders what they acquired before the bulk loads of Move.
+  // False: the grid is aborted. A tile without waits gets no proxy fence: if its rows were written
+  // while the kernel runs, the warp has to have executed FenceProxyAsyncGlobal since it acquired
+  // them.
   MOK_DEVICE bool Await(const ExchangeTile& tile, const DeviceWait& wait) {
     if (HasAcquired(tile)) return true;
     bool ready = kBug == ExchangeBug::kSkipTileWait || Ready(tile);
