@@ -4,13 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 
 #include "mok_core/device/runtime.h"
 #include "mok_core/emulator/emulator.h"
+#include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_gemm/sm90/emulated_gemm_test.h"
 #include "mok_gemm/sm90/gemm_test_problem.h"
 #include "mok_gemm/sm90/grouped_gemm_test_kernels.h"
 
@@ -19,74 +19,33 @@ namespace {
 
 constexpr auto kStore = GemmEpilogue::kStore, kSwiGlu = GemmEpilogue::kSwiGlu;
 constexpr auto kNatural = ColumnOrder::kNatural, kPermuted = ColumnOrder::kPermuted;
-constexpr float kNoLimit = std::numeric_limits<float>::infinity();
-constexpr uint64_t kTimeoutNs = 1'000'000'000;
 
-// A scheduler setting: seed 0 is orderly; then late, rare and early asynchronous effects.
-struct Interleaving {
-  uint64_t seed;
-  double async_probability;
-};
-constexpr Interleaving kInterleavings[] = {{0, 0.1}, {1, 0.0}, {2, 0.02}, {3, 0.9}};
-
-void Configure(const Interleaving& interleaving) {
-  emulator::Options options;
-  options.seed = interleaving.seed;
-  options.async_probability = interleaving.async_probability;
-  options.symbolize = false;
-  emulator::Configure(options);
-}
-
-DeviceWaitParams WaitParams() {
-  static void* const record =
-      runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record").value();
-  static void* const abort_flag = [] {
-    void* const flag = runtime::AllocateDevice(0, sizeof(uint32_t), "abort_flag").value();
-    MOK_CHECK(runtime::Fill(flag, 0, sizeof(uint32_t)).ok());
-    return flag;
-  }();
-  return {static_cast<DeviceWaitRecord*>(record), static_cast<uint32_t*>(abort_flag), kTimeoutNs,
-          0};
-}
-
-emulator::Report Launch(const GemmVariant& variant, const GroupedGemmProblem& problem,
-                        uint32_t num_blocks) {
+void Launch(const GemmVariant& variant, const GroupedGemmProblem& problem, uint32_t num_blocks) {
   auto params = MakeGroupedGemmParams(problem, variant.order, variant.half_columns);
   MOK_CHECK(params.ok()) << params.status();
   params->max_panel_blocks = 2;
-  params->wait = WaitParams();
+  params->wait = EmulatedWaitParams();
   const Status launched = LaunchGroupedGemm(variant.kernel, *params, {.num_blocks = num_blocks});
   MOK_CHECK(launched.ok()) << launched;
-  return emulator::Run();
 }
 
-// "" or the kind of failure, and its text.
-struct Outcome {
-  std::string kind, text;
-};
 Outcome RunVariant(const GemmVariant& variant, const GemmTestProblem& test, uint32_t num_blocks) {
   test.Poison();
-  const emulator::Report report = Launch(variant, test.problem(), num_blocks);
-  if (!report.ok) return {report.kind, report.text};
-  const std::string error = test.Compare(1 << 20, 1);
-  return {error.empty() ? "" : "mismatch", error};
+  Launch(variant, test.problem(), num_blocks);
+  return RunAndExplain([&] { return test.Compare(1 << 20, 1); });
 }
 
 GemmTestSpec RandomSpec(GemmEpilogue epilogue, ColumnOrder order, uint32_t seed) {
-  std::mt19937 random(seed);
-  auto between = [&](int low, int high) {
-    return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1));
-  };
+  RandomSizes random(seed);
   GemmTestSpec spec;
   spec.epilogue = epilogue;
-  spec.k = 8 * (2 * between(0, 15) + 1);
-  spec.width = (order == kPermuted ? 32 : 8) * (2 * between(0, order == kPermuted ? 2 : 8) + 1);
-  // One expert without rows, one of at most 64 (one warpgroup works), one of any size.
-  spec.counts = {between(1, 64), 0, between(1, 300)};
-  std::shuffle(spec.counts.begin(), spec.counts.end(), random);
-  spec.row_gap = between(0, 3);
-  spec.stride_extra = 8 * between(0, 2);
-  spec.swiglu_limit = between(0, 1) == 0 ? kNoLimit : 0.5f;
+  spec.k = 8 * (2 * random.Between(0, 15) + 1);
+  spec.width =
+      (order == kPermuted ? 32 : 8) * (2 * random.Between(0, order == kPermuted ? 2 : 8) + 1);
+  spec.counts = random.Counts(300);
+  spec.row_gap = random.Between(0, 3);
+  spec.stride_extra = 8 * random.Between(0, 2);
+  spec.swiglu_limit = random.Coin() ? kNoLimit : 0.5f;
   spec.seed = seed;
   return spec;
 }
@@ -100,10 +59,10 @@ TEST(GroupedGemmTest, RandomShapesWithTails) {
           const GemmVariant variant = make(order, epilogue);
           const GemmTestSpec spec = RandomSpec(epilogue, order, seed);
           SCOPED_TRACE(StrCat(variant.name, " ", spec.ToString()));
-          Configure({seed % 4, 0.02 + 0.2 * (seed % 5)});
+          StartCase(InterleavingOf(seed));
           const GemmTestProblem test(spec);
           const Outcome outcome = RunVariant(variant, test, 1 + seed % 3);
-          EXPECT_EQ(outcome.kind, "") << outcome.text;
+          EXPECT_EQ(outcome.kind, "ok") << outcome.text;
         }
       }
     }
@@ -118,10 +77,10 @@ TEST(GroupedGemmTest, ProductionTileSizes) {
       spec.k = 6 * 64 + 8;  // more K blocks than stages
       spec.width = order == kPermuted ? 288 : 264;
       SCOPED_TRACE(spec.ToString());
-      Configure({5, 0.1});
+      StartCase({5, 0.1});
       const GemmTestProblem test(spec);
       const Outcome outcome = RunVariant(DefaultVariant(order, epilogue), test, 2);
-      EXPECT_EQ(outcome.kind, "") << outcome.text;
+      EXPECT_EQ(outcome.kind, "ok") << outcome.text;
     }
   }
 }
@@ -140,30 +99,21 @@ GemmTestSpec BugSpec(GemmEpilogue epilogue) {
 }
 
 TEST(GroupedGemmTest, EveryPlantedBugIsFlagged) {
-  for (int bug = 0; bug < static_cast<int>(GemmBug::kCount); ++bug) {
-    const GemmVariant variant = BuggyVariant(static_cast<GemmBug>(bug));
-    std::string kinds;
-    for (const Interleaving& interleaving : kInterleavings) {
-      SCOPED_TRACE(StrCat("bug ", bug, " seed ", interleaving.seed));
-      Configure(interleaving);
-      const GemmTestProblem test(BugSpec(variant.epilogue));
-      const Outcome outcome = RunVariant(variant, test, 2);
-      if (bug == 0) {
-        EXPECT_EQ(outcome.kind, "") << outcome.text;
-      } else {
-        EXPECT_NE(outcome.kind, "");
-      }
-      kinds += " " + (outcome.kind.empty() ? "ok" : outcome.kind);
-    }
-    printf("bug %2d:%s\n", bug, kinds.c_str());
-  }
+  ExpectEveryBugFlagged(
+      [](int bug, const Interleaving& interleaving) {
+        const GemmVariant variant = BuggyVariant(static_cast<GemmBug>(bug));
+        StartCase(interleaving);
+        const GemmTestProblem test(BugSpec(variant.epilogue));
+        return RunVariant(variant, test, 2);
+      },
+      static_cast<int>(GemmBug::kCount));
 }
 
 std::vector<uint16_t> Bits(const GemmVariant& variant, const GemmTestSpec& spec,
                            uint32_t num_blocks) {
   const GemmTestProblem test(spec);
   const Outcome outcome = RunVariant(variant, test, num_blocks);
-  EXPECT_EQ(outcome.kind, "") << outcome.text;
+  EXPECT_EQ(outcome.kind, "ok") << outcome.text;
   return test.Results();
 }
 
@@ -172,11 +122,11 @@ TEST(GroupedGemmTest, BitsDependOnTheElementOnly) {
     GemmTestSpec spec = BugSpec(epilogue);
     spec.width = 96;
     spec.row_gap = 0;
-    Configure({0, 0.1});
+    StartCase({0, 0.1});
     const std::vector<uint16_t> expected = Bits(SmallVariant(kNatural, epilogue), spec, 1);
     // Grid size and interleaving.
     for (uint32_t num_blocks : {2u, 3u, 7u}) {
-      Configure({num_blocks, 0.05 * num_blocks});
+      StartCase({num_blocks, 0.05 * num_blocks});
       EXPECT_EQ(Bits(SmallVariant(kNatural, epilogue), spec, num_blocks), expected);
     }
     // Order of columns in shared memory, tile sizes.
@@ -219,7 +169,8 @@ std::vector<float> HiddenOf(const std::vector<float>& gate, const std::vector<fl
   problem.gate = static_cast<BFloat16*>(device(poison, "g"));
   problem.up = static_cast<BFloat16*>(device(poison, "u"));
   problem.swiglu_limit = limit;
-  const emulator::Report report = Launch(SmallVariant(kPermuted, kSwiGlu), problem, 1);
+  Launch(SmallVariant(kPermuted, kSwiGlu), problem, 1);
+  const emulator::Report report = emulator::Run();
   EXPECT_TRUE(report.ok) << report.text;
   std::vector<BFloat16> hidden(kWidth);
   MOK_CHECK(runtime::CopyToHost(hidden.data(), problem.out, kWidth * sizeof(BFloat16)).ok());
@@ -234,7 +185,7 @@ TEST(GroupedGemmTest, SwiGluOfSpecialValues) {
   constexpr float kInf = kNoLimit, kNan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> gate = {kInf, -kInf, kNan, 1.0f, 0.0f, -0.0f, 200.0f, -200.0f, 2.0f};
   const std::vector<float> up = {1.0f, 1.0f, 1.0f, kNan, 4.0f, 4.0f, -3.0f, -3.0f, -kInf};
-  Configure({0, 0.1});
+  StartCase({0, 0.1});
   const std::vector<float> plain = HiddenOf(gate, up, kNoLimit);
   EXPECT_EQ(plain[0], kInf);
   EXPECT_TRUE(std::isnan(plain[1]));
@@ -257,12 +208,12 @@ TEST(GroupedGemmTest, SwiGluOfSpecialValues) {
 }
 
 TEST(GroupedGemmTest, NoRowsAtAll) {
-  Configure({0, 0.1});
+  StartCase({0, 0.1});
   GemmTestSpec spec = BugSpec(kSwiGlu);
   spec.counts = {0, 0, 0};
   const GemmTestProblem test(spec);
   const Outcome outcome = RunVariant(SmallVariant(kNatural, kSwiGlu), test, 2);
-  EXPECT_EQ(outcome.kind, "") << outcome.text;
+  EXPECT_EQ(outcome.kind, "ok") << outcome.text;
 }
 
 }  // namespace
