@@ -2,6 +2,7 @@
 // take them.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "mok_core/status.h"
@@ -24,6 +25,19 @@ PassMode ModeOf(int32_t part);
 ForwardConfig FitToKernel(const ForwardConfig& config, const PassKernelInfo& kernel);
 ForwardArguments::Weights WeightsOf(const MokLayer& layer);
 ForwardArguments::Context ContextOf(const MokContext& context);
+
+// What the arguments of both passes take from the caller.
+template <class Arguments, class Args>
+void FillFromCall(const MokCudaLayer& layer, const Args& args, Arguments& to) {
+  to.tokens.num_tokens = layer.num_tokens;
+  to.tokens.x = static_cast<const BFloat16*>(args.layer.x);
+  to.tokens.expert_ids = args.topk_idx;
+  to.tokens.id_bytes = args.topk_idx_bytes;
+  to.tokens.shared_scale = args.layer.shared_scale;
+  to.weights = WeightsOf(args.layer);
+  to.context = ContextOf(args.context);
+  to.swiglu_limit = args.layer.swiglu_limit > 0 ? args.layer.swiglu_limit : INFINITY;
+}
 
 // Of a forward or a backward.
 template <class Args>

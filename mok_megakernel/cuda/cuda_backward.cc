@@ -1,6 +1,4 @@
 // The backward of a CUDA workspace.
-#include <cmath>
-
 #include "mok_megakernel/cuda/call_checks.h"
 #include "mok_megakernel/cuda/cuda_workspace.h"
 #include "mok_megakernel/cuda/stage_rows.h"
@@ -74,54 +72,35 @@ BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
                                                      const MokCudaLayer& layer,
                                                      const MokCudaBackwardArgs& args) const {
   BackwardArguments to;
-  to.tokens.num_tokens = layer.num_tokens;
-  to.tokens.x = static_cast<const BFloat16*>(args.layer.x);
+  FillFromCall(layer, args, to);
   to.tokens.d_out = static_cast<const BFloat16*>(args.d_out);
-  to.tokens.expert_ids = args.topk_idx;
-  to.tokens.id_bytes = args.topk_idx_bytes;
-  to.tokens.shared_scale = args.layer.shared_scale;
   to.tokens.d_x = static_cast<BFloat16*>(args.d_x);
   to.tokens.d_topk_weight = args.d_topk_weight;
   to.tokens.d_shared_scale = args.d_shared_scale;
-  to.weights = WeightsOf(args.layer);
-  to.context = ContextOf(args.context);
   to.kept_macrobatches = args.kept_macrobatches;
   to.d_routed = Grads(args.d_routed);
   to.d_shared = Grads(args.d_shared);
-  to.peers.rank = shape_.rank;
+  to.scratch = plan.backward_scratch.At(args.scratch);
+  FillFromWorkspace(plan, args.schedule, to);
+  BackwardArguments::Peers& peers = to.peers;
   for (int32_t rank = 0; rank < shape_.ep_size; ++rank) {
     void* heap = heap_of_rank_[static_cast<size_t>(rank)];
-    BackwardArguments::Peers& peers = to.peers;
     const bool own = rank == shape_.rank;
-    peers.x_of_rank[rank] = own ? to.tokens.x : heap_.At<BFloat16>(heap, CudaHeapLayout::kX);
     peers.d_out_of_rank[rank] =
         own ? to.tokens.d_out : heap_.At<BFloat16>(heap, CudaHeapLayout::kDOut);
     peers.topk_weight_of_rank[rank] =
         own ? args.layer.topk_weight : heap_.At<float>(heap, CudaHeapLayout::kTopkWeight);
-    peers.routes_of_rank[rank] = heap_.At<BFloat16>(heap, CudaHeapLayout::kRoutes);
     peers.d_router_of_rank[rank] = heap_.At<float>(heap, CudaHeapLayout::kDRouter);
-    peers.flags_of_rank[rank] = heap_.At<uint64_t>(heap, CudaHeapLayout::kFlags);
   }
-  to.schedule = plan.schedule.At(const_cast<void*>(args.schedule));
-  to.scratch = plan.backward_scratch.At(args.scratch);
-  // What lives on between passes is the workspace's, at the same places for every layer and pass.
-  static_cast<PassMemory&>(to.scratch) =
-      plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
   if (!plan.may_have_rows) {  // their maps need memory, though nothing is ever loaded
     to.context.ring_x = to.scratch.d_out;
     to.context.ring_gate = to.context.ring_up = to.scratch.weighted_h;
   }
-  to.record = &records_->pass_wait;
-  to.timeout_ns = shape_.timeout_ns;
-  to.swiglu_limit = args.layer.swiglu_limit > 0 ? args.layer.swiglu_limit : INFINITY;
   return to;
 }
 
 Status CudaWorkspace::Backward(const MokCudaLayer& layer, const MokCudaBackwardArgs& args) {
-  MOK_RETURN_IF_ERROR(CheckPart(args.part, MOK_CUDA_EXCHANGE, MOK_CUDA_REDUCE));
-  MOK_RETURN_IF_ERROR(CheckUsable());
-  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
-  MOK_RETURN_IF_ERROR(CheckPass(plan, layer, args));
+  MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanPass(layer, args));
   MOK_RETURN_IF_ERROR(CheckBackward(plan, args));
   const PassKernelInfo kernel = BackwardKernelOf(plan.config.order);
   const ForwardConfig config = FitToKernel(plan.config, kernel);

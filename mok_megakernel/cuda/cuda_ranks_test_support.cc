@@ -4,13 +4,13 @@
 #include <numeric>
 
 #include "mok_core/device/runtime.h"
+#include "mok_megakernel/sm90/testing/device_memory.h"
 
 namespace mok::testing {
 namespace {
 
 constexpr int64_t kElement = sizeof(BFloat16);
 
-void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
 void MustSucceed(int32_t code) { MOK_CHECK(code == MOK_OK) << mok_last_error(); }
 
 template <class Struct>
@@ -345,46 +345,25 @@ void CudaRanks::QueueBackward() {
 Tensor CudaRanks::Out() const {
   Tensor all(DType::kBf16, 0);
   for (size_t index = 0; index < ranks_.size(); ++index) {
-    Tensor out(DType::kBf16, data_.spec.tokens[index] * data_.spec.hidden);
-    if (out.size() > 0) {
-      MustSucceed(runtime::CopyToHost(out.At(0), ranks_[index].forward.out,
-                                      static_cast<size_t>(out.size() * kElement)));
-    }
-    all.Append(out);
+    all.Append(Download(ranks_[index].forward.out, data_.spec.tokens[index] * data_.spec.hidden,
+                        DType::kBf16));
   }
   return all;
 }
 
 LayerResult CudaRanks::Result() const {
-  const LayerSpec& spec = data_.spec;
-  const auto download = [](const void* memory, int64_t size, DType dtype) {
-    Tensor tensor(dtype, size);
-    if (size > 0) MustSucceed(runtime::CopyToHost(tensor.At(0), memory, tensor.bytes.size()));
-    return tensor;
-  };
-  LayerResult result;
-  result.out = Out();
-  result.d_x = Tensor(DType::kBf16, 0);
-  result.d_topk_weight = result.d_shared_scale = Tensor(DType::kFp32, 0);
-  result.d_gate = result.d_up = result.d_down = Tensor(options_.grad_dtype, 0);
-  for (size_t index = 0; index < ranks_.size(); ++index) {
-    const MokCudaBackwardArgs& args = ranks_[index].backward;
-    const int64_t tokens = spec.tokens[index];
-    result.d_x.Append(download(args.d_x, tokens * spec.hidden, DType::kBf16));
-    result.d_topk_weight.Append(download(args.d_topk_weight, tokens * spec.topk, DType::kFp32));
-    if (spec.shared_scale) {
-      result.d_shared_scale.Append(download(args.d_shared_scale, tokens, DType::kFp32));
-    }
-    const int64_t routed = spec.experts[index] * spec.hidden * spec.intermediate;
-    result.d_gate.Append(download(args.d_routed.gate, routed, options_.grad_dtype));
-    result.d_up.Append(download(args.d_routed.up, routed, options_.grad_dtype));
-    result.d_down.Append(download(args.d_routed.down, routed, options_.grad_dtype));
-    const int64_t shared = spec.hidden * spec.shared_intermediate;
-    if (shared == 0) continue;
-    result.d_shared_gate.push_back(download(args.d_shared.gate, shared, options_.grad_dtype));
-    result.d_shared_up.push_back(download(args.d_shared.up, shared, options_.grad_dtype));
-    result.d_shared_down.push_back(download(args.d_shared.down, shared, options_.grad_dtype));
+  std::vector<DeviceGradients> ranks;
+  for (const Rank& rank : ranks_) {
+    const MokCudaBackwardArgs& args = rank.backward;
+    ranks.push_back({args.d_x,
+                     args.d_topk_weight,
+                     args.d_shared_scale,
+                     {args.d_routed.gate, args.d_routed.up, args.d_routed.down},
+                     {args.d_shared.gate, args.d_shared.up, args.d_shared.down},
+                     options_.grad_dtype});
   }
+  LayerResult result = DownloadGradients(data_.spec, ranks);
+  result.out = Out();
   return result;
 }
 

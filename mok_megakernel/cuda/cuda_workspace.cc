@@ -102,8 +102,7 @@ ScheduleParams CudaWorkspace::CommonScheduleParams(const CudaLayerPlan& plan,
                      heap_.schedule()};
   params.schedule = plan.schedule.At(nullptr);
   params.state = state_layout_.At<ScheduleState>(state_, CudaStateLayout::kScheduleState);
-  params.refusals = &plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses))
-                         .state->refusals;
+  params.refusals = &SharedPassMemory(plan).state->refusals;
   params.error = &records_->schedule_error;
   params.wait = {&records_->schedule_wait,
                  state_layout_.At<uint32_t>(state_, CudaStateLayout::kScheduleAbort),

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "mok_core/status.h"
+#include "mok_megakernel/cuda/call_checks.h"
 #include "mok_megakernel/cuda/layer_plan.h"
 #include "mok_megakernel/cuda/workspace_layout.h"
 #include "mok_megakernel/mok_cuda.h"
@@ -47,6 +48,36 @@ class CudaWorkspace {
                                               const MokCudaScheduleArgs& args) const;
   // See RefusalState.
   Status Resume(void* stream) const;
+  // Checks what forward and backward have in common, and plans the layer.
+  template <class Args>
+  StatusOr<CudaLayerPlan> PlanPass(const MokCudaLayer& layer, const Args& args) const {
+    MOK_RETURN_IF_ERROR(CheckPart(args.part, MOK_CUDA_EXCHANGE, MOK_CUDA_REDUCE));
+    MOK_RETURN_IF_ERROR(CheckUsable());
+    MOK_ASSIGN_OR_RETURN(CudaLayerPlan plan, PlanCudaLayer(shape_, layer));
+    MOK_RETURN_IF_ERROR(CheckPass(plan, layer, args));
+    return plan;
+  }
+  // What the arguments of both passes take from the workspace: peers' memory, what lives on between
+  // passes (at the same places for every layer), the record. to.tokens and to.scratch come before.
+  template <class Arguments>
+  void FillFromWorkspace(const CudaLayerPlan& plan, const void* schedule, Arguments& to) const {
+    to.peers.rank = shape_.rank;
+    for (int32_t rank = 0; rank < shape_.ep_size; ++rank) {
+      void* heap = heap_of_rank_[static_cast<size_t>(rank)];
+      const bool own = rank == shape_.rank;
+      to.peers.x_of_rank[rank] = own ? to.tokens.x : heap_.At<BFloat16>(heap, CudaHeapLayout::kX);
+      to.peers.routes_of_rank[rank] = heap_.At<BFloat16>(heap, CudaHeapLayout::kRoutes);
+      to.peers.flags_of_rank[rank] = heap_.At<uint64_t>(heap, CudaHeapLayout::kFlags);
+    }
+    to.schedule = plan.schedule.At(const_cast<void*>(schedule));
+    static_cast<PassMemory&>(to.scratch) = SharedPassMemory(plan);
+    to.record = &records_->pass_wait;
+    to.timeout_ns = shape_.timeout_ns;
+  }
+  PassMemory SharedPassMemory(const CudaLayerPlan& plan) const {
+    return plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
+  }
+
   Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens, int32_t num_sms) const;
   ForwardArguments Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                              const MokCudaForwardArgs& args) const;

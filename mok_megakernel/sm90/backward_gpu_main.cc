@@ -300,21 +300,10 @@ bool ParseFlag(const std::string& name, const std::string& value, Flags& flags) 
   return true;
 }
 
-int Main(int argc, char** argv) {
-  Flags flags;
-  GpuMain program;
-  program.parse = [&](const std::string& name, const std::string& value) {
-    return ParseFlag(name, value, flags);
-  };
-  program.small = [&](int devices) { RunSmall(devices, flags); };
-  program.medium = [&](int devices) { RunMedium(devices, flags); };
-  program.large = [&](const LayerSpec& spec, bool own_devices, const std::string& name) {
-    RunLarge(spec, own_devices, name, flags);
-  };
-  return RunGpuMain(argc, argv, program, flags, g_check);
-}
-
 }  // namespace
 }  // namespace mok::testing
 
-int main(int argc, char** argv) { return mok::testing::Main(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace mok::testing;
+  return RunGpuMain<Flags>(argc, argv, {ParseFlag, RunSmall, RunMedium, RunLarge}, g_check);
+}

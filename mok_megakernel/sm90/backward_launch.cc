@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
 #include "mok_gemm/sm90/tensor_maps.h"
+#include "mok_megakernel/sm90/pass_params_builder.h"
 #include "mok_schedule/routing_table.h"
 
 namespace mok {
@@ -43,40 +43,27 @@ struct ExpertOperands {
   BackwardArguments::WeightGrads grads;
 };
 
-class ParamsBuilder {
+class ParamsBuilder : PassParamsBuilder<BackwardParams, BackwardArguments> {
  public:
-  ParamsBuilder(const ForwardLayerShape& shape, const ForwardConfig& config,
-                const PassKernelInfo& kernel, const BackwardArguments& arguments)
-      : shape_(shape), config_(config), kernel_(kernel), arguments_(arguments) {}
+  using PassParamsBuilder::PassParamsBuilder;
 
   StatusOr<BackwardParams> Build() {
-    MOK_RETURN_IF_ERROR(CheckTokens());
-    MOK_RETURN_IF_ERROR(CheckWeights());
+    MOK_RETURN_IF_ERROR(Check());
     FillShape();
     FillTokens();
     MOK_RETURN_IF_ERROR(FillExperts(Routed(), params_.routed));
     if (has_shared()) MOK_RETURN_IF_ERROR(FillExperts(Shared(), params_.shared));
     FillExchange();
-    params_.schedule = arguments_.schedule;
-    params_.signals = MakePassSignals(arguments_.scratch, arguments_.record, arguments_.timeout_ns,
-                                      arguments_.peers.rank);
     params_.one = 1;
     return params_;
   }
 
  private:
-  bool has_shared() const { return shape_.shared_intermediate > 0; }
-
-  Status CheckTokens() const {
+  Status Check() const {
     const BackwardArguments::Tokens& tokens = arguments_.tokens;
-    if (tokens.num_tokens < 0 || tokens.num_tokens > shape_.max_tokens) {
-      return InvalidArgumentError("num_tokens is ", tokens.num_tokens, ", expected 0 to ",
-                                  shape_.max_tokens);
-    }
-    if (tokens.num_tokens > 0) {
-      MOK_RETURN_IF_ERROR(RequireAligned("x", tokens.x));
+    MOK_RETURN_IF_ERROR(CheckCall("fused_backward_reduce", config_.fused_backward_reduce));
+    if (has_tokens()) {
       MOK_RETURN_IF_ERROR(RequireAligned("d_out", tokens.d_out));
-      MOK_RETURN_IF_ERROR(RequireAligned("expert_ids", tokens.expert_ids));
       MOK_RETURN_IF_ERROR(RequireAligned("d_x", tokens.d_x));
       MOK_RETURN_IF_ERROR(RequireAligned("d_topk_weight", tokens.d_topk_weight));
       if ((tokens.shared_scale == nullptr) != (tokens.d_shared_scale == nullptr)) {
@@ -85,40 +72,14 @@ class ParamsBuilder {
                                     ", expected the same of it as of shared_scale");
       }
     }
-    if (tokens.id_bytes != 4 && tokens.id_bytes != 8) {
-      return InvalidArgumentError("id_bytes is ", tokens.id_bytes, ", expected 4 or 8");
-    }
-    if (!(arguments_.swiglu_limit > 0)) {
-      return InvalidArgumentError("swiglu_limit is ", arguments_.swiglu_limit,
-                                  ", expected more than 0");
-    }
     if (arguments_.kept_macrobatches < 0 || arguments_.kept_macrobatches > 1) {
       return InvalidArgumentError("kept_macrobatches is ", arguments_.kept_macrobatches,
                                   ", expected 0 or 1");
     }
-    if (config_.fused_backward_reduce > 0 && !has_shared()) {
-      return InvalidArgumentError("fused_backward_reduce is ", config_.fused_backward_reduce,
-                                  ", expected 0: there is no shared expert");
-    }
-    MOK_RETURN_IF_ERROR(CheckChunks(config_, kernel_));
-    return RequireAligned("wait record", arguments_.record);
-  }
-
-  Status CheckWeights() const {
-    const ForwardArguments::Weights& weights = arguments_.weights;
     if (shape_.num_local_experts > 0) {
-      MOK_RETURN_IF_ERROR(RequireAligned("gate weights", weights.gate));
-      MOK_RETURN_IF_ERROR(RequireAligned("up weights", weights.up));
-      MOK_RETURN_IF_ERROR(RequireAligned("down weights", weights.down));
       MOK_RETURN_IF_ERROR(CheckGrads("d_routed", arguments_.d_routed));
     }
-    if (has_shared()) {
-      MOK_RETURN_IF_ERROR(RequireAligned("shared gate weights", weights.shared_gate));
-      MOK_RETURN_IF_ERROR(RequireAligned("shared up weights", weights.shared_up));
-      MOK_RETURN_IF_ERROR(RequireAligned("shared down weights", weights.shared_down));
-      MOK_RETURN_IF_ERROR(CheckGrads("d_shared", arguments_.d_shared));
-    }
-    return OkStatus();
+    return has_shared() ? CheckGrads("d_shared", arguments_.d_shared) : OkStatus();
   }
 
   static Status CheckGrads(const char* name, const BackwardArguments::WeightGrads& grads) {
@@ -131,23 +92,13 @@ class ParamsBuilder {
   }
 
   void FillShape() {
+    FillCommonShape(Pass::kBackward, config_.fused_backward_reduce);
     ProgramShape& program = params_.shape.program;
     const int32_t columns = kernel_.tile_columns;
     const int64_t i = shape_.intermediate, h = shape_.hidden, shared = shape_.shared_intermediate;
-    program.pass = Pass::kBackward;
-    program.ring.minibatch_blocks = config_.minibatch_blocks;
-    program.ring.macrobatch_blocks = config_.macrobatch_blocks;
-    program.intermediate_tiles = TilesOf(i, columns / 2);
     program.down_grad_tiles = TilesOf(i, columns);
-    program.hidden_tiles = TilesOf(h, columns);
     program.weight_grad_down_tiles = GradTiles(h, i, columns);
     program.weight_grad_gate_up_tiles = 2 * GradTiles(i, h, columns);
-    program.output_panel_blocks = config_.output_panel_blocks;
-    program.exchange_tiles = config_.exchange_tiles;
-    program.token_reduce_tiles = config_.token_reduce_tiles;
-    program.fused_reduce_width = config_.fused_backward_reduce;
-    program.token_blocks = CeilDiv<int64_t>(arguments_.tokens.num_tokens, kRowBlock);
-    program.shared_intermediate_tiles = TilesOf(shared, columns / 2);
     program.shared_down_grad_tiles = TilesOf(shared, columns);
     program.shared_weight_grad_down_tiles = GradTiles(h, shared, columns);
     program.shared_weight_grad_gate_up_tiles = 2 * GradTiles(shared, h, columns);
@@ -157,11 +108,6 @@ class ParamsBuilder {
     // over its share of the ring: whether they take more than twice as long.
     program.early_shared_weight_grads =
         arguments_.tokens.num_tokens * shape_.num_local_experts > 2 * config_.ring_rows();
-    params_.shape.hidden = static_cast<int32_t>(h);
-    params_.shape.topk = shape_.topk;
-    params_.shape.num_tokens = arguments_.tokens.num_tokens;
-    params_.shape.mode = PassMode::kWhole;
-    params_.shape.num_comm_sms = config_.num_comm_sms;
   }
 
   void FillTokens() {
@@ -316,43 +262,20 @@ class ParamsBuilder {
     const BackwardArguments::Peers& peers = arguments_.peers;
     const BackwardScratch& scratch = arguments_.scratch;
     BackwardParams::Exchange& exchange = params_.exchange;
-    const RowExchange rows =
-        MakeRowExchange({arguments_.schedule.source_rank, arguments_.schedule.source_route},
-                        shape_.hidden, peers.rank);
-    exchange.recompute_dispatch = exchange.reverse_combine = exchange.reverse_dispatch = rows;
-    exchange.recompute_dispatch.local = reinterpret_cast<std::byte*>(arguments_.context.ring_x);
-    exchange.recompute_dispatch.routes_per_row = shape_.topk;
-    exchange.reverse_combine.local = reinterpret_cast<std::byte*>(scratch.d_out);
-    exchange.reverse_combine.routes_per_row = shape_.topk;
-    exchange.reverse_dispatch.local = reinterpret_cast<std::byte*>(scratch.d_x);
-    exchange.reverse_dispatch.interval_ns = config_.push_interval_ns;
+    exchange.recompute_dispatch = Pull(arguments_.context.ring_x, peers.x_of_rank);
+    exchange.reverse_combine = Pull(scratch.d_out, peers.d_out_of_rank);
+    exchange.reverse_dispatch = Push(scratch.d_x);
     exchange.router_weights.local = scratch.router_weight;
     exchange.d_router.parts = scratch.d_router_partial;
     exchange.d_router.num_parts = params_.shape.program.down_grad_tiles;
-    exchange.meeting.rank = peers.rank;
-    exchange.meeting.num_ranks = shape_.ep_size;
-    const auto bytes = [](const BFloat16* matrix) {
-      return reinterpret_cast<std::byte*>(const_cast<BFloat16*>(matrix));
-    };
     for (int rank = 0; rank < shape_.ep_size; ++rank) {
-      exchange.recompute_dispatch.peers.of_rank[rank] = bytes(peers.x_of_rank[rank]);
-      exchange.reverse_combine.peers.of_rank[rank] = bytes(peers.d_out_of_rank[rank]);
-      exchange.reverse_dispatch.peers.of_rank[rank] = bytes(peers.routes_of_rank[rank]);
       exchange.router_weights.peers.of_rank[rank] =
           const_cast<float*>(peers.topk_weight_of_rank[rank]);
       exchange.d_router.peers.of_rank[rank] = peers.d_router_of_rank[rank];
-      exchange.meeting.flags_of_rank[rank] = peers.flags_of_rank[rank];
     }
     exchange.d_x_rows = static_cast<int32_t>(config_.d_x_rows());
-    exchange.chunk_bytes = config_.chunk_bytes;
-    exchange.dedicated_chunk_bytes = config_.dedicated_chunk_bytes;
+    FillSignals();
   }
-
-  const ForwardLayerShape& shape_;
-  const ForwardConfig& config_;
-  const PassKernelInfo& kernel_;
-  const BackwardArguments& arguments_;
-  BackwardParams params_ = {};
 };
 
 }  // namespace
@@ -403,12 +326,9 @@ StatusOr<BackwardParams> MakeBackwardParams(const ForwardLayerShape& shape,
   return ParamsBuilder(shape, config, kernel, arguments).Build();
 }
 
-Status LaunchBackward(const PassKernelInfo& kernel, const BackwardParams& backward_params,
+Status LaunchBackward(const PassKernelInfo& kernel, const BackwardParams& params,
                       const PassLaunch& launch) {
-  BackwardParams params = backward_params;
-  params.shape.mode = launch.mode;
-  return LaunchPass(kernel, launch, params.shape.num_comm_sms, &params, sizeof params,
-                    "mok_backward");
+  return LaunchWithMode(kernel, params, launch, "mok_backward");
 }
 
 }  // namespace mok

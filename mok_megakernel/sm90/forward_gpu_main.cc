@@ -139,7 +139,7 @@ void WriteTrace(DeviceLayer& layer, PassTimer& timer, const DeviceLayerOptions& 
   for (int i = 0; i < kWarmUpPasses; ++i) run();
   layer.Poison();
   run();
-  const DeviceLayer::Trace trace = layer.TraceOfRankZero();
+  const TraceBuffer::Trace trace = layer.trace().Read();
   std::ofstream file(path, std::ios::binary);
   const uint32_t head[2] = {static_cast<uint32_t>(trace.counts.size()), options.trace_capacity};
   const auto write = [&](const void* data, size_t bytes) {
@@ -249,20 +249,10 @@ bool ParseFlag(const std::string& name, const std::string& value, Flags& flags) 
   return true;
 }
 
-int Main(int argc, char** argv) {
-  Flags flags;
-  GpuMain program;
-  program.parse = [&](const std::string& name, const std::string& value) {
-    return ParseFlag(name, value, flags);
-  };
-  program.small = [&](int devices) { RunSmall(devices, flags); };
-  program.large = [&](const LayerSpec& spec, bool own_devices, const std::string& name) {
-    RunLarge(spec, own_devices, name, flags);
-  };
-  return RunGpuMain(argc, argv, program, flags, g_check);
-}
-
 }  // namespace
 }  // namespace mok::testing
 
-int main(int argc, char** argv) { return mok::testing::Main(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace mok::testing;
+  return RunGpuMain<Flags>(argc, argv, {ParseFlag, RunSmall, nullptr, RunLarge}, g_check);
+}

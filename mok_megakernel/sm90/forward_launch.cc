@@ -1,15 +1,13 @@
 #include "mok_megakernel/sm90/forward_launch.h"
 
-#include "mok_core/bits.h"
+#include "mok_megakernel/sm90/pass_params_builder.h"
 
 namespace mok {
 namespace {
 
-class ParamsBuilder {
+class ParamsBuilder : PassParamsBuilder<ForwardParams, ForwardArguments> {
  public:
-  ParamsBuilder(const ForwardLayerShape& shape, const ForwardConfig& config,
-                const ForwardKernelInfo& kernel, const ForwardArguments& arguments)
-      : shape_(shape), config_(config), kernel_(kernel), arguments_(arguments) {}
+  using PassParamsBuilder::PassParamsBuilder;
 
   StatusOr<ForwardParams> Build() {
     MOK_RETURN_IF_ERROR(Check());
@@ -19,76 +17,23 @@ class ParamsBuilder {
     MOK_RETURN_IF_ERROR(FillRing());
     if (has_shared()) MOK_RETURN_IF_ERROR(FillShared());
     FillExchange();
-    params_.schedule = arguments_.schedule;
-    params_.signals = MakePassSignals(arguments_.scratch, arguments_.record, arguments_.timeout_ns,
-                                      arguments_.peers.rank);
     return params_;
   }
 
  private:
-  bool has_shared() const { return shape_.shared_intermediate > 0; }
-
   Status Check() const {
-    const ForwardArguments::Tokens& tokens = arguments_.tokens;
-    if (tokens.num_tokens < 0 || tokens.num_tokens > shape_.max_tokens) {
-      return InvalidArgumentError("num_tokens is ", tokens.num_tokens, ", expected 0 to ",
-                                  shape_.max_tokens);
-    }
-    if (tokens.num_tokens > 0) {
-      MOK_RETURN_IF_ERROR(RequireAligned("x", tokens.x));
-      MOK_RETURN_IF_ERROR(RequireAligned("topk_weight", tokens.topk_weight));
-      MOK_RETURN_IF_ERROR(RequireAligned("expert_ids", tokens.expert_ids));
-      MOK_RETURN_IF_ERROR(RequireAligned("out", tokens.out));
-    }
-    if (tokens.id_bytes != 4 && tokens.id_bytes != 8) {
-      return InvalidArgumentError("id_bytes is ", tokens.id_bytes, ", expected 4 or 8");
-    }
-    if (!(arguments_.swiglu_limit > 0)) {
-      return InvalidArgumentError("swiglu_limit is ", arguments_.swiglu_limit,
-                                  ", expected more than 0");
-    }
-    const ForwardArguments::Weights& weights = arguments_.weights;
-    if (shape_.num_local_experts > 0) {
-      MOK_RETURN_IF_ERROR(RequireAligned("gate weights", weights.gate));
-      MOK_RETURN_IF_ERROR(RequireAligned("up weights", weights.up));
-      MOK_RETURN_IF_ERROR(RequireAligned("down weights", weights.down));
-    }
-    if (has_shared()) {
-      MOK_RETURN_IF_ERROR(RequireAligned("shared gate weights", weights.shared_gate));
-      MOK_RETURN_IF_ERROR(RequireAligned("shared up weights", weights.shared_up));
-      MOK_RETURN_IF_ERROR(RequireAligned("shared down weights", weights.shared_down));
-    }
-    if (config_.fused_forward_reduce > 0 && !has_shared()) {
-      return InvalidArgumentError("fused_forward_reduce is ", config_.fused_forward_reduce,
-                                  ", expected 0: there is no shared expert");
-    }
-    MOK_RETURN_IF_ERROR(CheckChunks(config_, kernel_));
-    return RequireAligned("wait record", arguments_.record);
+    MOK_RETURN_IF_ERROR(CheckCall("fused_forward_reduce", config_.fused_forward_reduce));
+    if (!has_tokens()) return OkStatus();
+    MOK_RETURN_IF_ERROR(RequireAligned("topk_weight", arguments_.tokens.topk_weight));
+    return RequireAligned("out", arguments_.tokens.out);
   }
 
   void FillShape() {
-    ProgramShape& program = params_.shape.program;
-    program.pass = Pass::kForward;
-    program.ring.minibatch_blocks = config_.minibatch_blocks;
-    program.ring.macrobatch_blocks = config_.macrobatch_blocks;
-    program.intermediate_tiles = TilesOf(shape_.intermediate, kernel_.tile_columns / 2);
-    program.hidden_tiles = TilesOf(shape_.hidden, kernel_.tile_columns);
-    program.output_panel_blocks = config_.output_panel_blocks;
-    program.gate_up_panel_blocks = config_.gate_up_panel_blocks;
-    program.exchange_tiles = config_.exchange_tiles;
-    program.token_reduce_tiles = config_.token_reduce_tiles;
-    program.fused_reduce_width = config_.fused_forward_reduce;
-    program.token_blocks = CeilDiv<int64_t>(arguments_.tokens.num_tokens, kRowBlock);
-    program.shared_intermediate_tiles =
-        TilesOf(shape_.shared_intermediate, kernel_.tile_columns / 2);
-    params_.shape.hidden = static_cast<int32_t>(shape_.hidden);
+    FillCommonShape(Pass::kForward, config_.fused_forward_reduce);
+    params_.shape.program.gate_up_panel_blocks = config_.gate_up_panel_blocks;
     params_.shape.intermediate = static_cast<int32_t>(shape_.intermediate);
     params_.shape.shared_intermediate = static_cast<int32_t>(shape_.shared_intermediate);
-    params_.shape.topk = shape_.topk;
-    params_.shape.num_tokens = arguments_.tokens.num_tokens;
     params_.shape.swiglu_limit = arguments_.swiglu_limit;
-    params_.shape.mode = PassMode::kWhole;
-    params_.shape.num_comm_sms = config_.num_comm_sms;
   }
 
   void FillTokens() {
@@ -147,36 +92,12 @@ class ParamsBuilder {
   }
 
   void FillExchange() {
-    const ForwardArguments::Peers& peers = arguments_.peers;
     ForwardParams::Exchange& exchange = params_.exchange;
-    const RowExchange rows =
-        MakeRowExchange({arguments_.schedule.source_rank, arguments_.schedule.source_route},
-                        shape_.hidden, peers.rank);
-    exchange.dispatch = rows;
-    exchange.dispatch.local = reinterpret_cast<std::byte*>(arguments_.context.ring_x);
-    exchange.dispatch.routes_per_row = shape_.topk;
-    exchange.combine = rows;
-    exchange.combine.local = reinterpret_cast<std::byte*>(arguments_.scratch.y);
-    exchange.combine.interval_ns = config_.push_interval_ns;
+    exchange.dispatch = Pull(arguments_.context.ring_x, arguments_.peers.x_of_rank);
+    exchange.combine = Push(arguments_.scratch.y);
     exchange.combine.interval_beside_pulls_ns = config_.push_interval_beside_pulls_ns;
-    exchange.meeting.rank = peers.rank;
-    exchange.meeting.num_ranks = shape_.ep_size;
-    for (int rank = 0; rank < shape_.ep_size; ++rank) {
-      exchange.dispatch.peers.of_rank[rank] =
-          reinterpret_cast<std::byte*>(const_cast<BFloat16*>(peers.x_of_rank[rank]));
-      exchange.combine.peers.of_rank[rank] =
-          reinterpret_cast<std::byte*>(peers.routes_of_rank[rank]);
-      exchange.meeting.flags_of_rank[rank] = peers.flags_of_rank[rank];
-    }
-    exchange.chunk_bytes = config_.chunk_bytes;
-    exchange.dedicated_chunk_bytes = config_.dedicated_chunk_bytes;
+    FillSignals();
   }
-
-  const ForwardLayerShape& shape_;
-  const ForwardConfig& config_;
-  const ForwardKernelInfo& kernel_;
-  const ForwardArguments& arguments_;
-  ForwardParams params_ = {};
 };
 
 }  // namespace
@@ -210,12 +131,9 @@ StatusOr<ForwardParams> MakeForwardParams(const ForwardLayerShape& shape,
   return ParamsBuilder(shape, config, kernel, arguments).Build();
 }
 
-Status LaunchForward(const ForwardKernelInfo& kernel, const ForwardParams& forward_params,
+Status LaunchForward(const ForwardKernelInfo& kernel, const ForwardParams& params,
                      const ForwardLaunch& launch) {
-  ForwardParams params = forward_params;
-  params.shape.mode = launch.mode;
-  return LaunchPass(kernel, launch, params.shape.num_comm_sms, &params, sizeof params,
-                    "mok_forward");
+  return LaunchWithMode(kernel, params, launch, "mok_forward");
 }
 
 }  // namespace mok

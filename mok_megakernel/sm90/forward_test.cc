@@ -228,7 +228,7 @@ TEST(ForwardTest, ATraceHoldsEveryTask) {
   layer.Poison();
   ASSERT_EQ(layer.LaunchAll(), OkStatus());
   RunQueued();
-  const DeviceLayer::Trace trace = layer.TraceOfRankZero();
+  const TraceBuffer::Trace trace = layer.trace().Read();
   for (const int traced : {kConsumerWarp, kSchedulerWarp}) {
     std::vector<int32_t> tasks;
     for (size_t warp = traced; warp < trace.counts.size(); warp += kTraceRoles) {

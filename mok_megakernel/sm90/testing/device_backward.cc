@@ -1,44 +1,13 @@
 #include "mok_megakernel/sm90/testing/device_backward.h"
 
-#include <algorithm>
-
 #include "mok_core/device/runtime.h"
 
 namespace mok::testing {
-namespace {
-
-void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
-
-Tensor Download(const void* memory, int64_t size, DType dtype) {
-  Tensor tensor(dtype, size);
-  if (size > 0) MustSucceed(runtime::CopyToHost(tensor.At(0), memory, tensor.bytes.size()));
-  return tensor;
-}
-
-}  // namespace
-
-template <class T>
-T* DeviceBackward::Allocate(int device, int64_t count, const char* name) {
-  const size_t bytes = std::max<size_t>(static_cast<size_t>(count) * sizeof(T), 256);
-  StatusOr<void*> memory = runtime::AllocateDevice(device, bytes, name);
-  MOK_CHECK(memory.ok()) << memory.status();
-  allocations_.push_back(memory.value());
-  return static_cast<T*>(memory.value());
-}
-
-template <class T>
-T* DeviceBackward::Output(int device, int64_t count, const char* name) {
-  T* memory = Allocate<T>(device, count, name);
-  if (count > 0) poisoned_.emplace_back(memory, static_cast<size_t>(count) * sizeof(T));
-  return memory;
-}
-
 void* DeviceBackward::Gradient(int device, int64_t count, const char* name) {
   if (!options_.has_weight_grads) return nullptr;
-  if (!options_.accumulate) {
-    return Output<std::byte>(device, count * ElementBytes(options_.grad_dtype), name);
-  }
-  void* memory = Allocate<std::byte>(device, count * ElementBytes(options_.grad_dtype), name);
+  const int64_t bytes = count * ElementBytes(options_.grad_dtype);
+  if (!options_.accumulate) return memory_.Output<std::byte>(device, bytes, name);
+  void* memory = memory_.Allocate(device, bytes, name);
   gradients_.emplace_back(memory, count);
   return memory;
 }
@@ -63,10 +32,6 @@ DeviceBackward::DeviceBackward(const DeviceLayer& forward, const DeviceBackwardO
   ranks_[0].params.trace = trace_->params();
 }
 
-DeviceBackward::~DeviceBackward() {
-  for (void* allocation : allocations_) MustSucceed(runtime::Free(allocation));
-}
-
 PassKernelInfo DeviceBackward::KernelOfRank(int rank) const {
   return kernel_of_(forward_.config(rank).order);
 }
@@ -80,19 +45,15 @@ void DeviceBackward::FillTokens(int index) {
   const int64_t count = spec.tokens[index], elements = count * spec.hidden;
   tokens.num_tokens = count;
   tokens.x = from.arguments.tokens.x;
-  auto* d_out = Allocate<BFloat16>(from.device, elements, "d_out");
-  if (count > 0) {
-    MustSucceed(runtime::CopyToDevice(d_out, data.d_out.At(from.first_token * spec.hidden),
-                                      static_cast<size_t>(elements) * sizeof(BFloat16)));
-  }
-  tokens.d_out = d_out;
+  tokens.d_out = memory_.UploadTensor(from.device, data.d_out, from.first_token * spec.hidden,
+                                      elements, "d_out");
   tokens.expert_ids = from.arguments.tokens.expert_ids;
   tokens.id_bytes = from.arguments.tokens.id_bytes;
   tokens.shared_scale = from.arguments.tokens.shared_scale;
-  tokens.d_x = Output<BFloat16>(from.device, elements, "d_x");
-  tokens.d_topk_weight = Output<float>(from.device, count * spec.topk, "d_topk_weight");
+  tokens.d_x = memory_.Output<BFloat16>(from.device, elements, "d_x");
+  tokens.d_topk_weight = memory_.Output<float>(from.device, count * spec.topk, "d_topk_weight");
   if (tokens.shared_scale != nullptr) {
-    tokens.d_shared_scale = Output<float>(from.device, count, "d_shared_scale");
+    tokens.d_shared_scale = memory_.Output<float>(from.device, count, "d_shared_scale");
   }
   to.weights = from.arguments.weights;
   to.context = from.arguments.context;
@@ -125,7 +86,7 @@ void DeviceBackward::FillMemory(int index) {
   rank.scratch_bytes = layout.bytes();
   rank.poison_begin = layout.state_bytes();
   rank.scratch =
-      Allocate<std::byte>(from.device, static_cast<int64_t>(layout.bytes()), "backward scratch");
+      memory_.Allocate(from.device, static_cast<int64_t>(layout.bytes()), "backward scratch");
   MustSucceed(runtime::Fill(rank.scratch, 0, layout.state_bytes()));
   to.scratch = layout.At(rank.scratch);
   if (options_.keeps_context) FillGateUpGrads(index);
@@ -136,21 +97,17 @@ void DeviceBackward::FillMemory(int index) {
   peers.d_out_of_rank[index] = to.tokens.d_out;
   peers.topk_weight_of_rank[index] = from.arguments.tokens.topk_weight;
   peers.routes_of_rank[index] =
-      Output<BFloat16>(from.device, routes * from.shape.hidden, "d_x of routes");
-  peers.d_router_of_rank[index] = Output<float>(from.device, routes, "d_router of routes");
+      memory_.Output<BFloat16>(from.device, routes * from.shape.hidden, "d_x of routes");
+  peers.d_router_of_rank[index] = memory_.Output<float>(from.device, routes, "d_router of routes");
   if (options_.own_state) {
-    const size_t flag_bytes = RankMeeting::FlagBytes(from.shape.ep_size);
-    void* flags = Allocate<std::byte>(from.device, static_cast<int64_t>(flag_bytes), "flags");
-    MustSucceed(runtime::Fill(flags, 0, flag_bytes));
-    peers.flags_of_rank[index] = static_cast<uint64_t*>(flags);
+    const auto flag_bytes = static_cast<int64_t>(RankMeeting::FlagBytes(from.shape.ep_size));
+    peers.flags_of_rank[index] =
+        static_cast<uint64_t*>(memory_.AllocateZeroed(from.device, flag_bytes, "flags"));
   } else {
     static_cast<PassMemory&>(to.scratch) = from.arguments.scratch;
     peers.flags_of_rank[index] = from.arguments.peers.flags_of_rank[index];
   }
-  StatusOr<void*> record = runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record");
-  MOK_CHECK(record.ok()) << record.status();
-  allocations_.push_back(record.value());
-  to.record = static_cast<DeviceWaitRecord*>(record.value());
+  to.record = memory_.AllocateMapped<DeviceWaitRecord>("wait_record");
 }
 
 void DeviceBackward::FillGateUpGrads(int index) {
@@ -158,10 +115,10 @@ void DeviceBackward::FillGateUpGrads(int index) {
   BackwardArguments::GateUpGrads& to = ranks_[index].arguments.d_gate_up;
   const int64_t routed = from.config.ring_rows() * from.shape.intermediate;
   const int64_t shared = from.shape.max_tokens * from.shape.shared_intermediate;
-  to.gate = Output<BFloat16>(from.device, routed, "d_gate");
-  to.up = Output<BFloat16>(from.device, routed, "d_up");
-  to.shared_gate = Output<BFloat16>(from.device, shared, "shared d_gate");
-  to.shared_up = Output<BFloat16>(from.device, shared, "shared d_up");
+  to.gate = memory_.Output<BFloat16>(from.device, routed, "d_gate");
+  to.up = memory_.Output<BFloat16>(from.device, routed, "d_up");
+  to.shared_gate = memory_.Output<BFloat16>(from.device, shared, "shared d_gate");
+  to.shared_up = memory_.Output<BFloat16>(from.device, shared, "shared d_up");
 }
 
 void DeviceBackward::Connect(int index) {
@@ -194,7 +151,7 @@ void DeviceBackward::ResetGradients() {
 
 void DeviceBackward::Poison() {
   if (trace_ != nullptr) trace_->Clear();
-  for (const auto& [memory, bytes] : poisoned_) MustSucceed(runtime::Fill(memory, 0xFF, bytes));
+  memory_.Poison();
   ResetGradients();
   for (int index = 0; index < forward_.num_ranks(); ++index) {
     const Rank& rank = ranks_[index];
@@ -248,31 +205,18 @@ Status DeviceBackward::CheckRecords() const {
 }
 
 LayerResult DeviceBackward::Result() const {
-  const LayerSpec& spec = forward_.data().spec;
-  LayerResult result;
-  result.out = forward_.Out();
-  result.d_x = Tensor(DType::kBf16, 0);
-  result.d_gate = result.d_up = result.d_down = Tensor(options_.grad_dtype, 0);
-  for (int index = 0; index < forward_.num_ranks(); ++index) {
-    const BackwardArguments& from = ranks_[index].arguments;
-    const int64_t tokens = spec.tokens[index];
-    result.d_x.Append(Download(from.tokens.d_x, tokens * spec.hidden, DType::kBf16));
-    result.d_topk_weight.Append(
-        Download(from.tokens.d_topk_weight, tokens * spec.topk, DType::kFp32));
-    if (spec.shared_scale) {
-      result.d_shared_scale.Append(Download(from.tokens.d_shared_scale, tokens, DType::kFp32));
-    }
-    if (!options_.has_weight_grads) continue;
-    const int64_t routed = spec.experts[index] * spec.hidden * spec.intermediate;
-    result.d_gate.Append(Download(from.d_routed.gate, routed, options_.grad_dtype));
-    result.d_up.Append(Download(from.d_routed.up, routed, options_.grad_dtype));
-    result.d_down.Append(Download(from.d_routed.down, routed, options_.grad_dtype));
-    const int64_t shared = spec.hidden * spec.shared_intermediate;
-    if (shared == 0) continue;
-    result.d_shared_gate.push_back(Download(from.d_shared.gate, shared, options_.grad_dtype));
-    result.d_shared_up.push_back(Download(from.d_shared.up, shared, options_.grad_dtype));
-    result.d_shared_down.push_back(Download(from.d_shared.down, shared, options_.grad_dtype));
+  std::vector<DeviceGradients> ranks;
+  for (const Rank& rank : ranks_) {
+    const BackwardArguments::Tokens& tokens = rank.arguments.tokens;
+    const auto weights = [](const BackwardArguments::WeightGrads& grads) {
+      return DeviceGradients::Weights{grads.gate, grads.up, grads.down};
+    };
+    ranks.push_back({tokens.d_x, tokens.d_topk_weight, tokens.d_shared_scale,
+                     weights(rank.arguments.d_routed), weights(rank.arguments.d_shared),
+                     options_.grad_dtype});
   }
+  LayerResult result = DownloadGradients(forward_.data().spec, ranks);
+  result.out = forward_.Out();
   return result;
 }
 

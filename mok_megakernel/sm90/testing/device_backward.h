@@ -10,6 +10,7 @@
 #include "mok_megakernel/layer_test_support.h"
 #include "mok_megakernel/sm90/backward_launch.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_megakernel/sm90/testing/device_memory.h"
 #include "mok_megakernel/sm90/testing/trace_buffer.h"
 
 namespace mok::testing {
@@ -34,7 +35,6 @@ class DeviceBackward {
   // `forward` must outlive it.
   DeviceBackward(const DeviceLayer& forward, const DeviceBackwardOptions& options,
                  KernelOf kernel_of);
-  ~DeviceBackward();
   DeviceBackward(const DeviceBackward&) = delete;
   DeviceBackward& operator=(const DeviceBackward&) = delete;
 
@@ -69,11 +69,6 @@ class DeviceBackward {
     size_t poison_begin = 0;  // scratch before it is state
   };
 
-  template <class T>
-  T* Allocate(int device, int64_t count, const char* name);
-  // Allocates what a pass writes.
-  template <class T>
-  T* Output(int device, int64_t count, const char* name);
   // A weight gradient.
   void* Gradient(int device, int64_t count, const char* name);
 
@@ -90,8 +85,7 @@ class DeviceBackward {
   KernelOf kernel_of_;
   std::vector<Rank> ranks_;
   std::unique_ptr<TraceBuffer> trace_;  // with trace_capacity
-  std::vector<void*> allocations_;
-  std::vector<std::pair<void*, size_t>> poisoned_;
+  DeviceMemory memory_;
   std::vector<std::pair<void*, int64_t>> gradients_;  // weights: elements
 };
 

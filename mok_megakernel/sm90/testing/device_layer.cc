@@ -8,33 +8,6 @@
 #include "mok_schedule/routing_table.h"
 
 namespace mok::testing {
-namespace {
-
-void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
-
-constexpr size_t kElement = sizeof(BFloat16);
-
-}  // namespace
-
-void* DeviceLayer::Allocate(int device, size_t bytes, const char* name) {
-  StatusOr<void*> memory = runtime::AllocateDevice(device, std::max<size_t>(bytes, 256), name);
-  MOK_CHECK(memory.ok()) << memory.status();
-  allocations_.push_back(memory.value());
-  return memory.value();
-}
-
-template <class T>
-T* DeviceLayer::Upload(int device, const T* values, size_t count, const char* name) {
-  T* memory = static_cast<T*>(Allocate(device, count * sizeof(T), name));
-  if (count > 0) MustSucceed(runtime::CopyToDevice(memory, values, count * sizeof(T)));
-  return memory;
-}
-
-BFloat16* DeviceLayer::UploadTensor(int device, const Tensor& tensor, int64_t begin, int64_t count,
-                                    const char* name) {
-  return Upload<BFloat16>(device, tensor.At(begin), static_cast<size_t>(count), name);
-}
-
 DeviceLayer::DeviceLayer(const LayerData& data, const DeviceLayerOptions& options,
                          KernelOf kernel_of)
     : data_(data), options_(options), kernel_of_(kernel_of) {
@@ -52,11 +25,10 @@ DeviceLayer::DeviceLayer(const LayerData& data, const DeviceLayerOptions& option
   }
   if (options.device_schedule) PrepareDeviceSchedule();
   for (int rank = 0; rank < num_ranks(); ++rank) Connect(rank);
-  if (options.trace_capacity > 0) PrepareTrace();
-}
-
-DeviceLayer::~DeviceLayer() {
-  for (void* allocation : allocations_) MustSucceed(runtime::Free(allocation));
+  if (options.trace_capacity == 0) return;
+  trace_ =
+      std::make_unique<TraceBuffer>(ranks_[0].device, config(0).num_blocks, options.trace_capacity);
+  ranks_[0].params.trace = trace_->params();
 }
 
 void DeviceLayer::ChooseConfig(int index) {
@@ -100,22 +72,23 @@ void DeviceLayer::UploadTokens(int index) {
   Rank& rank = ranks_[index];
   ForwardArguments::Tokens& tokens = rank.arguments.tokens;
   const int64_t count = spec.tokens[index], first = rank.first_token;
-  const auto routes = static_cast<size_t>(count * spec.topk);
+  const int64_t routes = count * spec.topk;
   const int64_t* ids = data_.topk_idx.data() + first * spec.topk;
   tokens.num_tokens = count;
-  tokens.x = UploadTensor(rank.device, data_.x, first * spec.hidden, count * spec.hidden, "x");
-  tokens.topk_weight =
-      Upload(rank.device, data_.topk_weight.data() + first * spec.topk, routes, "topk_weight");
+  tokens.x =
+      memory_.UploadTensor(rank.device, data_.x, first * spec.hidden, count * spec.hidden, "x");
+  tokens.topk_weight = memory_.Upload(rank.device, data_.topk_weight.data() + first * spec.topk,
+                                      routes, "topk_weight");
   tokens.id_bytes = options_.id_bytes;
   if (options_.id_bytes == 8) {
-    tokens.expert_ids = Upload(rank.device, ids, routes, "expert_ids");
+    tokens.expert_ids = memory_.Upload(rank.device, ids, routes, "expert_ids");
   } else {
     const std::vector<int32_t> narrow(ids, ids + routes);
-    tokens.expert_ids = Upload(rank.device, narrow.data(), routes, "expert_ids");
+    tokens.expert_ids = memory_.Upload(rank.device, narrow.data(), routes, "expert_ids");
   }
   if (spec.shared_scale) {
-    tokens.shared_scale = Upload(rank.device, data_.shared_scale.data() + first,
-                                 static_cast<size_t>(count), "shared_scale");
+    tokens.shared_scale =
+        memory_.Upload(rank.device, data_.shared_scale.data() + first, count, "shared_scale");
   }
 }
 
@@ -127,14 +100,16 @@ void DeviceLayer::UploadWeights(int index) {
   const int64_t expert = spec.hidden * spec.intermediate, begin = first_expert * expert;
   const int64_t count = spec.experts[index] * expert;
   ForwardArguments::Weights& weights = rank.arguments.weights;
-  weights.gate = UploadTensor(rank.device, data_.gate, begin, count, "gate weights");
-  weights.up = UploadTensor(rank.device, data_.up, begin, count, "up weights");
-  weights.down = UploadTensor(rank.device, data_.down, begin, count, "down weights");
+  weights.gate = memory_.UploadTensor(rank.device, data_.gate, begin, count, "gate weights");
+  weights.up = memory_.UploadTensor(rank.device, data_.up, begin, count, "up weights");
+  weights.down = memory_.UploadTensor(rank.device, data_.down, begin, count, "down weights");
   const int64_t shared = spec.hidden * spec.shared_intermediate;
   if (shared == 0) return;
-  weights.shared_gate = UploadTensor(rank.device, data_.shared_gate, 0, shared, "shared gate");
-  weights.shared_up = UploadTensor(rank.device, data_.shared_up, 0, shared, "shared up");
-  weights.shared_down = UploadTensor(rank.device, data_.shared_down, 0, shared, "shared down");
+  weights.shared_gate =
+      memory_.UploadTensor(rank.device, data_.shared_gate, 0, shared, "shared gate");
+  weights.shared_up = memory_.UploadTensor(rank.device, data_.shared_up, 0, shared, "shared up");
+  weights.shared_down =
+      memory_.UploadTensor(rank.device, data_.shared_down, 0, shared, "shared down");
 }
 
 void DeviceLayer::AllocateOutputs(int index) {
@@ -142,10 +117,7 @@ void DeviceLayer::AllocateOutputs(int index) {
   const ForwardLayerShape& shape = rank.shape;
   ForwardArguments& arguments = rank.arguments;
   const auto rows = [&](int64_t count, int64_t width, const char* name) {
-    const size_t bytes = static_cast<size_t>(count * width) * kElement;
-    void* memory = Allocate(rank.device, bytes, name);
-    if (bytes > 0) poisoned_.emplace_back(memory, bytes);
-    return static_cast<BFloat16*>(memory);
+    return memory_.Output<BFloat16>(rank.device, count * width, name);
   };
   const int64_t ring = rank.config.ring_rows(), tokens = shape.max_tokens;
   arguments.tokens.out = rows(tokens, shape.hidden, "out");
@@ -160,19 +132,15 @@ void DeviceLayer::AllocateOutputs(int index) {
   arguments.peers.x_of_rank[index] = arguments.tokens.x;
 
   const ForwardScratchLayout layout(shape, rank.config);
-  rank.scratch = Allocate(rank.device, layout.bytes(), "scratch");
+  rank.scratch = memory_.Allocate(rank.device, static_cast<int64_t>(layout.bytes()), "scratch");
   rank.scratch_bytes = layout.bytes();
   rank.poison_begin = layout.state_bytes();
   MustSucceed(runtime::Fill(rank.scratch, 0, layout.state_bytes()));
   arguments.scratch = layout.At(rank.scratch);
-  const size_t flag_bytes = RankMeeting::FlagBytes(shape.ep_size);
-  void* flags = Allocate(rank.device, flag_bytes, "flags");
-  MustSucceed(runtime::Fill(flags, 0, flag_bytes));
-  arguments.peers.flags_of_rank[index] = static_cast<uint64_t*>(flags);
-  StatusOr<void*> record = runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record");
-  MOK_CHECK(record.ok()) << record.status();
-  allocations_.push_back(record.value());
-  arguments.record = static_cast<DeviceWaitRecord*>(record.value());
+  const auto flag_bytes = static_cast<int64_t>(RankMeeting::FlagBytes(shape.ep_size));
+  arguments.peers.flags_of_rank[index] =
+      static_cast<uint64_t*>(memory_.AllocateZeroed(rank.device, flag_bytes, "flags"));
+  arguments.record = memory_.AllocateMapped<DeviceWaitRecord>("wait_record");
   arguments.timeout_ns = options_.timeout_ns;
   const float limit = data_.spec.swiglu_limit;
   arguments.swiglu_limit = limit > 0 ? limit : INFINITY;
@@ -217,7 +185,8 @@ void DeviceLayer::UploadSchedule(int index) {
   ring.num_row_blocks = table.num_row_blocks();
   ring.macrobatch_blocks = rank.config.macrobatch_blocks;
   BuildPieceTables(ring, table.view(), schedule.pieces);
-  rank.arguments.schedule = layout.At(Upload(rank.device, host.data(), host.size(), "schedule"));
+  rank.arguments.schedule = layout.At(
+      memory_.Upload(rank.device, host.data(), static_cast<int64_t>(host.size()), "schedule"));
 }
 
 void DeviceLayer::PrepareDeviceSchedule() {
@@ -251,35 +220,9 @@ void DeviceLayer::Connect(int index) {
   rank.params = params.value();
 }
 
-void DeviceLayer::PrepareTrace() {
-  Rank& rank = ranks_[0];
-  const uint32_t warps = kTraceRoles, capacity = options_.trace_capacity;
-  num_traced_warps_ = static_cast<size_t>(rank.config.num_blocks) * warps;
-  void* events =
-      Allocate(rank.device, num_traced_warps_ * capacity * sizeof(DeviceTraceEvent), "trace");
-  void* counts = Allocate(rank.device, num_traced_warps_ * sizeof(uint32_t), "trace counts");
-  rank.params.trace = {static_cast<DeviceTraceEvent*>(events), static_cast<uint32_t*>(counts),
-                       capacity, warps};
-}
-
-DeviceLayer::Trace DeviceLayer::TraceOfRankZero() const {
-  const DeviceTraceParams& params = ranks_[0].params.trace;
-  Trace trace;
-  trace.events.resize(num_traced_warps_ * params.capacity);
-  trace.counts.resize(num_traced_warps_);
-  MustSucceed(runtime::CopyToHost(trace.events.data(), params.events,
-                                  trace.events.size() * sizeof(DeviceTraceEvent)));
-  MustSucceed(runtime::CopyToHost(trace.counts.data(), params.counts,
-                                  trace.counts.size() * sizeof(uint32_t)));
-  return trace;
-}
-
 void DeviceLayer::Poison() {
-  if (num_traced_warps_ > 0) {
-    MustSucceed(
-        runtime::Fill(ranks_[0].params.trace.counts, 0, num_traced_warps_ * sizeof(uint32_t)));
-  }
-  for (const auto& [memory, bytes] : poisoned_) MustSucceed(runtime::Fill(memory, 0xFF, bytes));
+  if (trace_ != nullptr) trace_->Clear();
+  memory_.Poison();
   for (const Rank& rank : ranks_) {
     MustSucceed(runtime::Fill(static_cast<std::byte*>(rank.scratch) + rank.poison_begin, 0xFF,
                               rank.scratch_bytes - rank.poison_begin));
@@ -339,12 +282,8 @@ Status DeviceLayer::CheckRecords() const {
 Tensor DeviceLayer::Out() const {
   Tensor all(DType::kBf16, 0);
   for (int index = 0; index < num_ranks(); ++index) {
-    Tensor out(DType::kBf16, data_.spec.tokens[index] * data_.spec.hidden);
-    if (out.size() > 0) {
-      MustSucceed(runtime::CopyToHost(out.At(0), ranks_[index].arguments.tokens.out,
-                                      static_cast<size_t>(out.size()) * kElement));
-    }
-    all.Append(out);
+    all.Append(Download(ranks_[index].arguments.tokens.out,
+                        data_.spec.tokens[index] * data_.spec.hidden, DType::kBf16));
   }
   return all;
 }

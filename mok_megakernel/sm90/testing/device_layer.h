@@ -4,12 +4,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "mok_megakernel/layer_test_support.h"
 #include "mok_megakernel/sm90/forward_launch.h"
+#include "mok_megakernel/sm90/testing/device_memory.h"
 #include "mok_megakernel/sm90/testing/schedule_ranks_on_device.h"
+#include "mok_megakernel/sm90/testing/trace_buffer.h"
 
 namespace mok::testing {
 
@@ -42,7 +43,6 @@ class DeviceLayer {
   // kernel_of: which kernel for a column order.
   using KernelOf = ForwardKernelInfo (*)(ColumnOrder order);
   DeviceLayer(const LayerData& data, const DeviceLayerOptions& options, KernelOf kernel_of);
-  ~DeviceLayer();
   DeviceLayer(const DeviceLayer&) = delete;
   DeviceLayer& operator=(const DeviceLayer&) = delete;
 
@@ -83,33 +83,18 @@ class DeviceLayer {
   // out of all ranks, [T, H] of the whole batch.
   Tensor Out() const;
   void* stream(int rank) const { return ranks_[rank].stream; }
-  // The events of rank 0 since Poison, [blocks, warps, capacity] with their counts.
-  struct Trace {
-    std::vector<DeviceTraceEvent> events;
-    std::vector<uint32_t> counts;
-  };
-  Trace TraceOfRankZero() const;
+  // Of rank 0, since Poison; with trace_capacity.
+  const TraceBuffer& trace() const { return *trace_; }
   // Of the busiest rank, whose GEMMs count its rows and its share of the shared expert.
   double flops() const;
 
  private:
-  void* Allocate(int device, size_t bytes, const char* name);
-  template <class T>
-  T* Upload(int device, const T* values, size_t count, const char* name);
-  template <class T>
-  T* Upload(int device, const void* values, size_t count, const char* name) {
-    return Upload(device, static_cast<const T*>(values), count, name);
-  }
-  BFloat16* UploadTensor(int device, const Tensor& tensor, int64_t begin, int64_t count,
-                         const char* name);
-
   void ChooseConfig(int rank);
   void UploadTokens(int rank);
   void UploadWeights(int rank);
   void AllocateOutputs(int rank);
   void UploadSchedule(int rank);
   void Connect(int rank);
-  void PrepareTrace();
   void PrepareDeviceSchedule();
 
   Status LaunchSchedules() const;
@@ -119,9 +104,8 @@ class DeviceLayer {
   KernelOf kernel_of_;
   std::vector<Rank> ranks_;
   std::unique_ptr<ScheduleRanksOnDevice> schedules_;  // with device_schedule
-  std::vector<void*> allocations_;
-  std::vector<std::pair<void*, size_t>> poisoned_;
-  size_t num_traced_warps_ = 0;
+  DeviceMemory memory_;
+  std::unique_ptr<TraceBuffer> trace_;  // with trace_capacity
 };
 
 }  // namespace mok::testing

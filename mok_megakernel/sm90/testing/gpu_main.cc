@@ -6,12 +6,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/sm90/testing/model_layer.h"
 
 namespace mok::testing {
 namespace {
+
+using gpu_main_internal::BoundProgram;
 
 constexpr double kBurstTeraflops = 786, kSustainedTeraflops = 678;
 constexpr double kLinkGigabytes = 372;
@@ -24,7 +27,7 @@ std::pair<std::string, std::string> Split(const std::string& argument) {
           equals == std::string::npos ? "" : argument.substr(equals + 1)};
 }
 
-bool ParseCommonFlag(const std::string& name, const std::string& value, const GpuMain& program,
+bool ParseCommonFlag(const std::string& name, const std::string& value, const BoundProgram& program,
                      GpuMainFlags& flags) {
   const struct {
     const char* name;
@@ -93,8 +96,8 @@ bool SetForwardOption(const std::string& name, const std::string& value, Forward
   return true;
 }
 
-int RunGpuMain(int argc, char** argv, const GpuMain& program, GpuMainFlags& flags,
-               const CheckPrinter& check) {
+int gpu_main_internal::Run(int argc, char** argv, const BoundProgram& program, GpuMainFlags& flags,
+                           const CheckPrinter& check) {
   for (int i = 1; i < argc; ++i) {
     const auto [name, value] = Split(argv[i]);
     if (program.parse(name, value) || ParseCommonFlag(name, value, program, flags)) continue;

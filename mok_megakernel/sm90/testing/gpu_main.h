@@ -46,18 +46,47 @@ bool SetForwardOption(const std::string& name, const std::string& value, Forward
 using LargeRun =
     std::function<void(const LayerSpec& spec, bool own_devices, const std::string& name)>;
 
-// A program as RunGpuMain runs it.
-struct GpuMain {
+// A program. Flags: GpuMainFlags and more.
+template <class Flags>
+struct GpuProgram {
   // Takes a flag of its own, before those that all programs know. False: it is none.
-  std::function<bool(const std::string& name, const std::string& value)> parse;
-  std::function<void(int devices)> small;
-  std::function<void(int devices)> medium;  // may be null
-  LargeRun large;
+  bool (*parse)(const std::string& name, const std::string& value, Flags& flags);
+  void (*small)(int devices, const Flags& flags);
+  void (*medium)(int devices, const Flags& flags);  // may be null
+  void (*large)(const LayerSpec& spec, bool own_devices, const std::string& name,
+                const Flags& flags);
 };
 
+namespace gpu_main_internal {
+
+// GpuProgram with its flags bound.
+struct BoundProgram {
+  std::function<bool(const std::string& name, const std::string& value)> parse;
+  std::function<void(int devices)> small, medium;
+  LargeRun large;
+};
+int Run(int argc, char** argv, const BoundProgram& program, GpuMainFlags& flags,
+        const CheckPrinter& check);
+
+}  // namespace gpu_main_internal
+
 // Parses and runs what the flags say, or everything but `traffic`. Returns the exit status.
-int RunGpuMain(int argc, char** argv, const GpuMain& program, GpuMainFlags& flags,
-               const CheckPrinter& check);
+template <class Flags>
+int RunGpuMain(int argc, char** argv, const GpuProgram<Flags>& program, const CheckPrinter& check) {
+  Flags flags;
+  gpu_main_internal::BoundProgram bound;
+  bound.parse = [&](const std::string& name, const std::string& value) {
+    return program.parse(name, value, flags);
+  };
+  bound.small = [&](int devices) { program.small(devices, flags); };
+  if (program.medium != nullptr) {
+    bound.medium = [&](int devices) { program.medium(devices, flags); };
+  }
+  bound.large = [&](const LayerSpec& spec, bool own_devices, const std::string& name) {
+    program.large(spec, own_devices, name, flags);
+  };
+  return gpu_main_internal::Run(argc, argv, bound, flags, check);
+}
 
 // The small layers: these sizes on 1, 2, 8 and 64 ranks that share a GPU and, with several devices,
 // on two GPUs.

@@ -10,24 +10,7 @@ namespace {
 
 constexpr int kGridBlocks = 2;
 
-void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
-
 }  // namespace
-
-void* ScheduleRanksOnDevice::Allocate(int device, int64_t bytes, const char* name, bool zero) {
-  StatusOr<void*> memory = runtime::AllocateDevice(device, static_cast<size_t>(bytes), name);
-  MOK_CHECK(memory.ok()) << memory.status();
-  if (zero) MustSucceed(runtime::Fill(memory.value(), 0, static_cast<size_t>(bytes)));
-  allocations_.push_back(memory.value());
-  return memory.value();
-}
-
-void* ScheduleRanksOnDevice::AllocateMapped(size_t bytes, const char* name) {
-  StatusOr<void*> memory = runtime::AllocateMappedHost(bytes, name);
-  MOK_CHECK(memory.ok()) << memory.status();
-  allocations_.push_back(memory.value());
-  return memory.value();
-}
 
 ScheduleRanksOnDevice::ScheduleRanksOnDevice(const std::vector<ScheduleRank>& ranks, int topk,
                                              uint64_t timeout_ns)
@@ -44,7 +27,7 @@ ScheduleRanksOnDevice::ScheduleRanksOnDevice(const std::vector<ScheduleRank>& ra
   std::vector<std::byte*> regions;
   for (const ScheduleRank& rank : ranks) {
     regions.push_back(
-        static_cast<std::byte*>(Allocate(rank.device, exchange.bytes(), "region", true)));
+        static_cast<std::byte*>(memory_.AllocateZeroed(rank.device, exchange.bytes(), "region")));
   }
   int32_t first_expert = 0;
   for (int32_t index = 0; index < ep_size; ++index) {
@@ -56,32 +39,26 @@ ScheduleRanksOnDevice::ScheduleRanksOnDevice(const std::vector<ScheduleRank>& ra
     params.tokens = {rank.expert_ids, rank.num_tokens, rank.id_bytes};
     params.layer = {index, ep_size, topk, num_experts, first_expert};
     first_expert += rank.num_local_experts;
-    const auto table_bytes = static_cast<int64_t>(regions.size() * sizeof(std::byte*));
-    void* table = Allocate(rank.device, table_bytes, "regions", false);
-    MustSucceed(runtime::CopyToDevice(table, regions.data(), static_cast<size_t>(table_bytes)));
-    params.exchange = {static_cast<std::byte* const*>(table), exchange};
+    params.exchange = {memory_.Upload(rank.device, regions.data(),
+                                      static_cast<int64_t>(regions.size()), "regions"),
+                       exchange};
     const int64_t capacity = std::max<int64_t>(
         RoutingTableCapacityRows(total_tokens, topk, rank.num_local_experts), kRowBlock);
     const DeviceScheduleLayout layout(capacity, rank.num_local_experts, rank.macrobatch_blocks);
-    params.schedule = layout.At(Allocate(rank.device, layout.bytes(), "schedule", false));
+    params.schedule = layout.At(memory_.Allocate(rank.device, layout.bytes(), "schedule"));
     const ScheduleScratchLayout scratch(ep_size, std::max<int64_t>(max_tokens, 1), topk,
                                         rank.num_local_experts, kGridBlocks);
-    params.scratch = scratch.At(Allocate(rank.device, scratch.bytes(), "scratch", false));
+    params.scratch = scratch.At(memory_.Allocate(rank.device, scratch.bytes(), "scratch"));
     params.state = static_cast<ScheduleState*>(
-        Allocate(rank.device, sizeof(ScheduleState), "schedule state", true));
-    params.refusals =
-        static_cast<RefusalState*>(Allocate(rank.device, sizeof(RefusalState), "refusals", true));
-    params.error = static_cast<ScheduleErrorRecord*>(
-        AllocateMapped(sizeof(ScheduleErrorRecord), "schedule error"));
+        memory_.AllocateZeroed(rank.device, sizeof(ScheduleState), "schedule state"));
+    params.refusals = static_cast<RefusalState*>(
+        memory_.AllocateZeroed(rank.device, sizeof(RefusalState), "refusals"));
+    params.error = memory_.AllocateMapped<ScheduleErrorRecord>("schedule error");
     params.wait = {
-        static_cast<DeviceWaitRecord*>(AllocateMapped(sizeof(DeviceWaitRecord), "wait record")),
-        static_cast<uint32_t*>(Allocate(rank.device, sizeof(uint32_t), "abort flag", true)),
+        memory_.AllocateMapped<DeviceWaitRecord>("wait record"),
+        static_cast<uint32_t*>(memory_.AllocateZeroed(rank.device, sizeof(uint32_t), "abort flag")),
         timeout_ns, index};
   }
-}
-
-ScheduleRanksOnDevice::~ScheduleRanksOnDevice() {
-  for (void* allocation : allocations_) MustSucceed(runtime::Free(allocation));
 }
 
 Status ScheduleRanksOnDevice::Launch(int rank, ScheduleSteps steps) const {

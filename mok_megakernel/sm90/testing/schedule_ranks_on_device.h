@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "mok_megakernel/sm90/testing/device_memory.h"
 #include "mok_schedule/device/launch_schedule.h"
 #include "mok_schedule/device/schedule_params.h"
 
@@ -23,7 +24,6 @@ struct ScheduleRank {
 class ScheduleRanksOnDevice {
  public:
   ScheduleRanksOnDevice(const std::vector<ScheduleRank>& ranks, int topk, uint64_t timeout_ns);
-  ~ScheduleRanksOnDevice();
   ScheduleRanksOnDevice(const ScheduleRanksOnDevice&) = delete;
   ScheduleRanksOnDevice& operator=(const ScheduleRanksOnDevice&) = delete;
 
@@ -36,12 +36,9 @@ class ScheduleRanksOnDevice {
   Status Check() const;
 
  private:
-  void* Allocate(int device, int64_t bytes, const char* name, bool zero);
-  void* AllocateMapped(size_t bytes, const char* name);
-
   std::vector<ScheduleRank> ranks_;
   std::vector<ScheduleParams> params_;
-  std::vector<void*> allocations_;
+  DeviceMemory memory_;
 };
 
 }  // namespace mok::testing

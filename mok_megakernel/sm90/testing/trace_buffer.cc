@@ -3,23 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <vector>
 
 #include "mok_core/device/runtime.h"
-#include "mok_core/status.h"
 #include "mok_megakernel/sm90/pass_params.h"
 #include "mok_schedule/task.h"
 
 namespace mok::testing {
 namespace {
-
-void MustSucceed(const Status& status) { MOK_CHECK(status.ok()) << status; }
-
-void* Allocate(int device, size_t bytes) {
-  StatusOr<void*> memory = runtime::AllocateDevice(device, bytes, "trace");
-  MOK_CHECK(memory.ok()) << memory.status();
-  return memory.value();
-}
 
 struct KindTimes {
   int64_t count = 0;
@@ -30,29 +20,32 @@ struct KindTimes {
 
 TraceBuffer::TraceBuffer(int device, int num_blocks, uint32_t capacity)
     : num_warps_(static_cast<size_t>(num_blocks) * kTraceRoles) {
-  params_.events = static_cast<DeviceTraceEvent*>(
-      Allocate(device, num_warps_ * capacity * sizeof(DeviceTraceEvent)));
-  params_.counts = static_cast<uint32_t*>(Allocate(device, num_warps_ * sizeof(uint32_t)));
+  const auto warps = static_cast<int64_t>(num_warps_);
+  params_.events = static_cast<DeviceTraceEvent*>(memory_.Allocate(
+      device, warps * capacity * static_cast<int64_t>(sizeof(DeviceTraceEvent)), "trace"));
+  params_.counts = static_cast<uint32_t*>(memory_.AllocateZeroed(
+      device, warps * static_cast<int64_t>(sizeof(uint32_t)), "trace counts"));
   params_.capacity = capacity;
   params_.num_roles = kTraceRoles;
-  Clear();
-}
-
-TraceBuffer::~TraceBuffer() {
-  MustSucceed(runtime::Free(params_.events));
-  MustSucceed(runtime::Free(params_.counts));
 }
 
 void TraceBuffer::Clear() const {
   MustSucceed(runtime::Fill(params_.counts, 0, num_warps_ * sizeof(uint32_t)));
 }
 
+TraceBuffer::Trace TraceBuffer::Read() const {
+  Trace trace;
+  trace.events.resize(num_warps_ * params_.capacity);
+  trace.counts.resize(num_warps_);
+  MustSucceed(runtime::CopyToHost(trace.events.data(), params_.events,
+                                  trace.events.size() * sizeof(DeviceTraceEvent)));
+  MustSucceed(runtime::CopyToHost(trace.counts.data(), params_.counts,
+                                  trace.counts.size() * sizeof(uint32_t)));
+  return trace;
+}
+
 std::string TraceBuffer::SummaryOfConsumers() const {
-  std::vector<DeviceTraceEvent> events(num_warps_ * params_.capacity);
-  std::vector<uint32_t> counts(num_warps_);
-  MustSucceed(
-      runtime::CopyToHost(events.data(), params_.events, events.size() * sizeof(DeviceTraceEvent)));
-  MustSucceed(runtime::CopyToHost(counts.data(), params_.counts, counts.size() * sizeof counts[0]));
+  const auto [events, counts] = Read();
   std::array<KindTimes, kNumTaskKinds> kinds;
   uint64_t first = UINT64_MAX, last = 0;
   double waited = 0;

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "mok_core/device/device_trace_params.h"
+#include "mok_megakernel/sm90/testing/device_memory.h"
 
 namespace mok::testing {
 
@@ -13,19 +15,23 @@ class TraceBuffer {
  public:
   // Room for `capacity` events of every warp of num_blocks blocks.
   TraceBuffer(int device, int num_blocks, uint32_t capacity);
-  ~TraceBuffer();
-  TraceBuffer(const TraceBuffer&) = delete;
-  TraceBuffer& operator=(const TraceBuffer&) = delete;
 
   // Part of the kernel's parameters.
   const DeviceTraceParams& params() const { return params_; }
   // Before a launch.
   void Clear() const;
+  // [blocks, warps, capacity] events with their counts. After the launch.
+  struct Trace {
+    std::vector<DeviceTraceEvent> events;
+    std::vector<uint32_t> counts;
+  };
+  Trace Read() const;
   // What the first consumer warps did: per kind of task its number and the mean microseconds of
   // each phase; and the share of the time from the first event to the last that they waited.
   std::string SummaryOfConsumers() const;
 
  private:
+  DeviceMemory memory_;
   size_t num_warps_;
   DeviceTraceParams params_ = {};
 };
