@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 
 import pytest
 import torch
@@ -427,12 +426,11 @@ def test_a_rank_that_comes_too_late_is_told_at_once():
                 workspace.check()
             return
         given_up.wait(60)
-        began = time.monotonic()
+        # Without waiting: the engine, which would wait, has other words.
         told = r"^rank 1 came too late: rank 0 gave up at [\d:]{8}, after waiting for 2 s: rank 0, "
         for call in (arguments, arguments | {"x": None}):
             with pytest.raises(RankTimeoutError, match=told):
                 moe(**call, workspace=workspace)
-        assert time.monotonic() - began < 2
         assert not workspace.is_usable()
 
     run_on_ranks(on_rank, 2)

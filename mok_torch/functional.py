@@ -138,7 +138,7 @@ def moe(
     if not torch.compiler.is_compiling():
         return _moe(arguments, *options, gradient_accumulation_fusion)
     if gradient_accumulation_fusion:
-        return _fused_out_of_graphs(arguments, *options)
+        return _fused_out_of_graphs(arguments, *options, gradient_accumulation_fusion)
     inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
     return moe_forward(*inputs, swiglu_limit)[0]
 
@@ -185,7 +185,7 @@ def _moe(arguments, shared, workspace, config, swiglu_limit, num_experts, fuses:
 @torch.compiler.disable
 def _fused_out_of_graphs(*arguments) -> Tensor:
     """moe with gradient_accumulation_fusion: no operator may write to tensors that it finds."""
-    return _moe(*arguments, True)
+    return _moe(*arguments)
 
 
 def _need_no_cast(x, arguments, shared) -> bool:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import time
 import weakref
 
 import pytest
@@ -168,11 +167,9 @@ def come_too_late(rank, size):
         with pytest.raises(RankTimeoutError, match="missing rank 1"):
             layer(x)
     dist.barrier()
-    began = time.monotonic()
     if rank == 1:
         with pytest.raises(RankTimeoutError, match=r"^rank 1 came too late: rank 0 gave up at"):
             layer(x)
-    assert time.monotonic() - began < 3
     dist.barrier()
 
 

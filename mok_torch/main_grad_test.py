@@ -109,6 +109,8 @@ def test_compiled_functions_leave_the_call_out():
     compiled = torch.compile(lambda: 2 * inputs.moe(), backend="aot_eager")
     compiled().backward(inputs.d_out / 2)
     assert all(map(torch.equal, inputs.main_grads(), eager.main_grads()))
+    with pytest.raises(TypeError, match=r"gradient_accumulation_fusion: expected a bool, got str"):
+        torch.compile(lambda: 2 * inputs.moe(gradient_accumulation_fusion="x"), backend="eager")()
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="_fused_out_of_graphs"):
         torch.compile(inputs.moe, backend="aot_eager", fullgraph=True)()
