@@ -14,10 +14,6 @@
 
 namespace mok {
 
-// Named barriers that consumers use between clearing rows of K and multiplying: of tiles on which
-// one and two warpgroups work.
-inline constexpr int kShortPaddingBarrier = 3, kPaddingBarrier = 4;
-
 namespace gemm_internal {
 
 constexpr int kBoxColumns = 64;  // of an MN-major operand, and of g and u: one swizzle span

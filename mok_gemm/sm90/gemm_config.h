@@ -121,6 +121,11 @@ struct Sm90GemmConfig {
   static_assert(kStages >= 2, "a stage is freed when the next one has been issued");
 };
 
+// The named barriers that the worker uses, all between consumers: each pair is for tiles on which
+// one and two warpgroups work. 0 is SyncBlock's; 5 to 15 are left to the kernel.
+inline constexpr int kShortHeldBarrier = 1, kHeldBarrier = 2;        // held_stage.h
+inline constexpr int kShortPaddingBarrier = 3, kPaddingBarrier = 4;  // backward_worker.h
+
 // 128 x 256 x 64 with four stages: 192 KiB of the 227 KiB that a block may have.
 template <ColumnOrder kOrder>
 using DefaultSm90GemmConfig = Sm90GemmConfig<256, 4, 2, kOrder>;

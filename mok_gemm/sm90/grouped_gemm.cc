@@ -93,6 +93,12 @@ Status LaunchGroupedGemm(const GroupedGemmKernelInfo& kernel, const GroupedGemmP
   if (launch.num_blocks < 1) {
     return InvalidArgumentError("num_blocks = ", launch.num_blocks, ": expected at least 1");
   }
+  const DeviceWaitParams& wait = params.wait;
+  if (wait.record == nullptr || wait.abort_flag == nullptr || wait.timeout_ns == 0) {
+    return InvalidArgumentError("params.wait: expected a record, an abort flag and a timeout, got ",
+                                wait.record, ", ", wait.abort_flag, " and ", wait.timeout_ns,
+                                " ns");
+  }
   runtime::LaunchConfig config;
   config.grid = {launch.num_blocks, 1, 1};
   config.block = {kernel.threads, 1, 1};

@@ -40,7 +40,7 @@ struct GroupedGemmProblem {
 };
 
 // Checks the problem (errors name the field, what was expected and what was given) and builds the
-// kernel's parameters, without the wait. half_columns: Config::kHalfN of the kernel.
+// kernel's parameters; `wait` is the caller's to set. half_columns: Config::kHalfN of the kernel.
 StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& problem,
                                                   ColumnOrder order, int half_columns);
 
@@ -51,6 +51,7 @@ struct GroupedGemmLaunch {
 };
 
 // Launches `kernel` (GroupedGemmKernel of the order and epilogue that `params` was made for).
+// kInvalidArgument if params.wait has not been set: record, abort_flag and timeout_ns.
 Status LaunchGroupedGemm(const GroupedGemmKernelInfo& kernel, const GroupedGemmParams& params,
                          const GroupedGemmLaunch& launch);
 

@@ -207,6 +207,26 @@ TEST(GroupedGemmTest, SwiGluOfSpecialValues) {
   EXPECT_NEAR(clamped[8], -2.0f * silu_of_limit, 0x1p-6);
 }
 
+// Without them the kernel would read a null flag as soon as something has to wait.
+TEST(GroupedGemmTest, ALaunchWithoutAWaitIsRefused) {
+  StartCase({0, 0.1});
+  const GemmVariant variant = SmallVariant(kNatural, kStore);
+  const GemmTestProblem test(BugSpec(kStore));
+  auto params = MakeGroupedGemmParams(test.problem(), variant.order, variant.half_columns);
+  ASSERT_TRUE(params.ok()) << params.status();
+  const DeviceWaitParams complete = EmulatedWaitParams();
+  const DeviceWaitParams kIncomplete[] = {{},
+                                          {nullptr, complete.abort_flag, complete.timeout_ns, 0},
+                                          {complete.record, nullptr, complete.timeout_ns, 0},
+                                          {complete.record, complete.abort_flag, 0, 0}};
+  for (const DeviceWaitParams& wait : kIncomplete) {
+    params->wait = wait;
+    const Status status = LaunchGroupedGemm(variant.kernel, *params, {.num_blocks = 1});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("params.wait"), std::string::npos) << status;
+  }
+}
+
 TEST(GroupedGemmTest, NoRowsAtAll) {
   StartCase({0, 0.1});
   GemmTestSpec spec = BugSpec(kSwiGlu);

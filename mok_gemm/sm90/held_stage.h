@@ -51,9 +51,9 @@ class HeldConsumer : public GemmConsumer<Config> {
   MOK_DEVICE void Hold(const GemmTask& task) const {
     if (Config::kBug == GemmBug::kFillsBeforeMultiply) return;
     if (task.rows <= Config::kWarpgroupM) {
-      NamedBarrierSync(kShortTileBarrier, 128);
+      NamedBarrierSync(kShortHeldBarrier, 128);
     } else {
-      NamedBarrierSync(kBarrier, Config::kConsumerThreads);
+      NamedBarrierSync(kHeldBarrier, Config::kConsumerThreads);
     }
   }
 
@@ -70,9 +70,6 @@ class HeldConsumer : public GemmConsumer<Config> {
   }
 
  private:
-  // Named barriers of tiles on which one and two warpgroups work.
-  static constexpr int kShortTileBarrier = 1, kBarrier = 2;
-
   // Of the tile that has been multiplied.
   MOK_DEVICE int LastStage() const {
     const int next = this->pipeline_.stage();
