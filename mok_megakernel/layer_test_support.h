@@ -57,8 +57,8 @@ struct LayerSpec {
   int32_t num_experts() const;
 };
 
-// What most small tests start from: two ranks with unequal numbers of tokens, widths that differ and
-// are no multiple of any tile, no shared expert.
+// What most small tests start from: two ranks with unequal numbers of tokens, widths that differ
+// and are no multiple of any tile, no shared expert.
 LayerSpec SmallLayer();
 
 struct LayerData {

@@ -13,10 +13,11 @@
  * which a caller asks before it builds a schedule:
  *   - an expert id outside [-1, E) on any rank, or ranks that disagree on K, E or on who owns which
  *     experts: returned once, on every rank, by mok_cuda_check. Every rank refuses that schedule,
- * and until mok_cuda_check has returned the error nothing that a rank calls does anything or waits
- *     for anybody; outputs hold anything. Then the workspaces work on, the ranks in step whenever
- *     each has heard. With several ranks, schedules built before cannot be used any more: a pass of
- *     one has no effect but that the next schedule is refused for it.
+ *     and its outputs hold anything. With several ranks it goes for all that a rank calls before
+ *     its mok_cuda_check has returned the error: nothing of it does anything or waits for anybody.
+ *     Then the workspaces work on, the ranks in step whenever each has heard. Schedules from before
+ *     the error cannot be used any more: a pass of one has no effect but that the next schedule is
+ *     refused for it.
  *   - MOK_DEADLINE_EXCEEDED, by any call: the workspace is unusable from then on.
  */
 #ifndef MOK_MEGAKERNEL_MOK_CUDA_H_
