@@ -1,9 +1,8 @@
-// A five-point average on a grid that is a torus, written once for the CPU and for CUDA.
+// A five-point average on a grid that is a torus.
 #pragma once
 
 #include <cstdint>
 
-#include "mok_core/macros.h"
 #include "mok_core/view.h"
 
 namespace custom_kernel {
@@ -17,7 +16,7 @@ struct StencilRows {
 };
 
 // Element `column` of the output row. The order of the additions is part of the result.
-MOK_HOST_DEVICE inline float AverageAt(const StencilRows& rows, int64_t column) {
+inline float AverageAt(const StencilRows& rows, int64_t column) {
   const int64_t left = column == 0 ? rows.columns - 1 : column - 1;
   const int64_t right = column == rows.columns - 1 ? 0 : column + 1;
   const float vertical = rows.above[column] + rows.below[column];

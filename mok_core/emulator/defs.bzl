@@ -26,7 +26,8 @@ def emulated_kernel_library(name, srcs, hdrs = [], deps = [], **kwargs):
       name: the target; tests depend on it.
       srcs: .cu files, and headers that only they include.
       hdrs: headers that declare what the sources define.
-      deps: libraries of headers; //mok_core/device and the emulator are added.
+      deps: libraries of headers; //mok_core/device and the emulator are added. What a cuda_library of
+        the same sources lists will do.
       **kwargs: passed to cc_library.
     """
     sources = []
@@ -49,10 +50,7 @@ def emulated_kernel_library(name, srcs, hdrs = [], deps = [], **kwargs):
         srcs = sources,
         hdrs = hdrs,
         copts = _KERNEL_COPTS,
-        deps = deps + [
-            Label("//mok_core/device"),
-            Label("//mok_core/emulator:twins"),
-        ],
+        deps = deps + [Label("//mok_core/emulator:kernel_deps")],
         **kwargs
     )
 
@@ -62,17 +60,13 @@ def emulator_test(name, kernels, deps = [], tags = [], **kwargs):
     Args:
       name: the test.
       kernels: emulated_kernel_library targets.
-      deps: further libraries.
+      deps: further libraries; //mok_core/device:runtime and the emulator are added.
       tags: further tags. Sanitizers cannot follow the emulator's own stacks and hooks.
       **kwargs: passed to cc_test.
     """
     cc_test(
         name = name,
         tags = tags + ["nosanitizer"],
-        deps = deps + kernels + [
-            Label("//mok_core/device:runtime"),
-            Label("//mok_core/emulator"),
-            Label("//mok_core/emulator:runtime"),
-        ],
+        deps = deps + kernels + [Label("//mok_core/emulator:test_deps")],
         **kwargs
     )

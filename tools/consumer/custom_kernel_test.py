@@ -60,6 +60,7 @@ def test_consumer_workspace():
         _bazel("shutdown")
     print(result.stdout)
     assert result.returncode == 0
-    assert re.search(r"^//:halo_program_test +PASSED", result.stdout, re.MULTILINE)
+    for test in ["halo_program_test", "linear_test"]:
+        assert re.search(rf"^//:{test} +PASSED", result.stdout, re.MULTILINE)
     cuda = "SKIPPED" if os.environ["OUTER_CUDA_HOME"] == "/empty" else "PASSED"
-    assert re.search(rf"^//:stencil_cuda_test +{cuda}", result.stdout, re.MULTILINE)
+    assert re.search(rf"^//:linear_cuda_test +{cuda}", result.stdout, re.MULTILINE)
