@@ -30,7 +30,7 @@ enum class LinearRole : int32_t { kEntry, kPull, kScheduler, kProducer, kConsume
 
 struct LinearParams {
   struct Shape {
-    int32_t rows;      // of all ranks together; tables and buffers are in one order of this rank's
+    int32_t rows;      // of all ranks together, in the order of pull.sources
     int32_t width;     // of this rank's W, a multiple of 8
     int32_t k_blocks;  // ceil(k / kTileK)
   } shape;
@@ -39,8 +39,9 @@ struct LinearParams {
   mok::RowExchange pull;  // peers' X, [tokens, k] -> local, [rows, k]
   mok::RowExchange push;  // local, [rows, width] -> peers' Y, [tokens * num_ranks, width]
   mok::RankMeeting meeting;
-  uint64_t* counters;  // [CounterCount()], zero before the first pass; they only grow
-  uint64_t pass;       // 1, 2, ...: one more for each launch, the same on all ranks
+  uint64_t* counters;  // [CounterCount()], zero before the first pass; they only grow. What an
+                       // abort leaves in them fits no further pass
+  uint64_t pass;  // 1, 2, ...: one more for each launch, the same on all ranks
   mok::TicketCounter* ticket;
   mok::DeviceWaitParams wait;
   mok::DeviceWaitParams meeting_wait;  // less patient, so that the record names the missing rank

@@ -42,6 +42,27 @@ def _is_bazel_7():
     return re.search(r"^bazel ([7-9]|\d\d)\.", version, re.MULTILINE) is not None
 
 
+def _targets_for_kernels():
+    """The labels in the first column of the table of docs/build.md."""
+    targets = []
+    for line in (ROOT / "docs" / "build.md").read_text().splitlines():
+        if not line.startswith("| `//"):
+            continue
+        package = ""
+        for label in re.findall(r"`([\w/:]+)`", line.split("|")[1]):
+            package = label.split(":")[0] or package
+            targets.append("@mok" + (package if label.startswith(":") else "") + label)
+    return targets
+
+
+def _assert_public(targets, flags):
+    """Fails unless the consumer may depend on every one of the targets."""
+    listed = f"set({' '.join(targets)})"
+    result = _bazel("query", f"{listed} except visible(//:halo_program, {listed})", *flags)
+    assert result.returncode == 0, result.stdout
+    assert not re.search("^@", result.stdout, re.MULTILINE), f"not public: {result.stdout}"
+
+
 def test_consumer_workspace():
     flags = [
         "--symlink_prefix=/",
@@ -54,8 +75,11 @@ def test_consumer_workspace():
         flags.append(f"--repo_env=GOOGLETEST_SRC={os.environ['GOOGLETEST_SRC']}")
     if _is_bazel_7():
         flags.append("--lockfile_mode=off")
+    targets = _targets_for_kernels()
+    assert "@mok//mok_gemm/sm90:worker" in targets
     try:
         result = _bazel("test", "//...", *flags)
+        _assert_public(targets, [f for f in flags if f.startswith(("--repo_env", "--lockfile"))])
     finally:
         _bazel("shutdown")
     print(result.stdout)
