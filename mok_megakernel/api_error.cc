@@ -21,10 +21,6 @@ int32_t SetLastError(const Status& status) {
   return static_cast<int32_t>(status.code());
 }
 
-Status NullPointer(const char* name) {
-  return InvalidArgumentError(name, ": expected a pointer, got null");
-}
-
 Status CheckStructSize(const char* name, int64_t given, int64_t expected) {
   if (given == expected) return OkStatus();
   return InvalidArgumentError(name, ".struct_size: expected ", expected, ", got ", given,

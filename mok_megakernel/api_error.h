@@ -27,9 +27,6 @@ int32_t GuardApi(Function function) {
   return SetLastError(status);
 }
 
-// The error of an argument `name` that is a null pointer.
-Status NullPointer(const char* name);
-
 // kInvalidArgument unless a struct of the C API has the size that this library knows.
 Status CheckStructSize(const char* name, int64_t given, int64_t expected);
 

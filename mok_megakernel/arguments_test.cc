@@ -98,6 +98,33 @@ TEST_F(ArgumentsTest, Forward) {
                             ", got 8 (compiled against another version of mok.h?)"));
 }
 
+// A batch of which no route leads anywhere needs no ring, unless its spare rows are to be cleared.
+TEST_F(ArgumentsTest, ClearedRingIsNeeded) {
+  const std::vector<int64_t> no_routes(data_.topk_idx.size(), -1);
+  layer_.schedule_args.topk_idx = no_routes.data();
+  ASSERT_EQ(layer_.BuildSchedule(workspaces_[0]), MOK_OK) << mok_last_error();
+  const MokForwardArgs good = layer_.forward_args;
+  MokContext& context = layer_.forward_args.context;
+  for (void** pointer : {&context.ring_x, &context.ring_gate, &context.ring_up}) {
+    *pointer = nullptr;
+    EXPECT_EQ(layer_.Forward(workspaces_[0]), MOK_OK) << mok_last_error();
+    layer_.forward_args.clear_spare_rows = 1;
+    const std::string name = pointer == &context.ring_x      ? "ring_x"
+                             : pointer == &context.ring_gate ? "ring_gate"
+                                                             : "ring_up";
+    ExpectError(layer_.Forward(workspaces_[0]), MOK_INVALID_ARGUMENT,
+                StrCat("context.", name, ": expected a pointer, got null"));
+    layer_.forward_args = good;
+  }
+  context.ring_rows = 0;
+  context.ring_x = context.ring_gate = context.ring_up = nullptr;
+  layer_.forward_args.clear_spare_rows = 1;
+  ExpectError(layer_.Forward(workspaces_[0]), MOK_INVALID_ARGUMENT,
+              StrCat("context.ring_rows: expected at least ", layer_.info().ring_rows,
+                     " (MokScheduleInfo.ring_rows), got 0"));
+  layer_.forward_args = good;
+}
+
 TEST_F(ArgumentsTest, Backward) {
   ASSERT_EQ(layer_.Forward(workspaces_[0]), MOK_OK);
   const auto null = [](const std::string& name) { return name + ": expected a pointer, got null"; };

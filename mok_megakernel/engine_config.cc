@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "mok_core/argument_checks.h"
 #include "mok_megakernel/api_error.h"
 
 namespace mok {
@@ -13,15 +14,9 @@ namespace {
 // More than any machine has; keeps a wrong number from starting a million threads.
 constexpr int32_t kMaxThreads = 1024;
 
-Status CheckRange(const char* field, int64_t value, int64_t lowest, int64_t highest) {
-  if (value >= lowest && value <= highest) return OkStatus();
-  return InvalidArgumentError("config.", field, ": expected ", lowest, " to ", highest, ", got ",
-                              value);
-}
-
 StatusOr<Isa> ResolveIsa(int32_t isa) {
   if (isa == -1) return BestIsa();
-  MOK_RETURN_IF_ERROR(CheckRange("isa", isa, -1, MOK_NUM_ISAS - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("config.isa", isa, -1, MOK_NUM_ISAS - 1));
   const Isa chosen = static_cast<Isa>(isa);
   if (!IsaSupported(chosen)) {
     return UnavailableError("config.isa: this machine has no ", IsaName(chosen), ", its best is ",
@@ -39,13 +34,14 @@ int NumCores() {
 }
 
 StatusOr<EngineConfig> ResolveConfig(const MokEngineConfig* config, int ep_size) {
-  if (config == nullptr) return InvalidArgumentError("config: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckPointer("config", config));
   MOK_RETURN_IF_ERROR(
       CheckStructSize("MokEngineConfig", config->struct_size, sizeof(MokEngineConfig)));
-  MOK_RETURN_IF_ERROR(CheckRange("num_threads", config->num_threads, 0, kMaxThreads));
-  MOK_RETURN_IF_ERROR(CheckRange("num_comm_threads", config->num_comm_threads, 0, kMaxThreads));
-  MOK_RETURN_IF_ERROR(CheckRange("minibatch_rows", config->minibatch_rows, 0, INT32_MAX));
-  MOK_RETURN_IF_ERROR(CheckRange("macrobatch_rows", config->macrobatch_rows, -1, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("config.num_threads", config->num_threads, 0, kMaxThreads));
+  MOK_RETURN_IF_ERROR(
+      CheckRange("config.num_comm_threads", config->num_comm_threads, 0, kMaxThreads));
+  MOK_RETURN_IF_ERROR(CheckRange("config.minibatch_rows", config->minibatch_rows, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("config.macrobatch_rows", config->macrobatch_rows, -1, INT32_MAX));
   EngineConfig resolved;
   MOK_ASSIGN_OR_RETURN(resolved.isa, ResolveIsa(config->isa));
   resolved.crew.compute =

@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "mok_core/argument_checks.h"
 #include "mok_megakernel/engine_config.h"
 #include "mok_megakernel/pass_arguments.h"
 #include "mok_megakernel/pass_builder.h"
@@ -11,7 +12,7 @@ namespace mok {
 namespace {
 
 Status CheckSchedule(const Workspace& workspace, const Schedule* schedule) {
-  if (schedule == nullptr) return InvalidArgumentError("schedule: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckPointer("schedule", schedule));
   const WorkspaceShape& shape = workspace.shape();
   const RoutingTable& table = schedule->table;
   if (table.rank != shape.rank || table.ep_size != shape.ep_size || table.topk != shape.topk) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "mok_core/argument_checks.h"
 #include "mok_gemm/host/gemm.h"
 #include "mok_gemm/host/isa.h"
 #include "mok_megakernel/api_error.h"
@@ -39,12 +40,9 @@ SharedWorkers& WorkersOfThisProcess() {
 }
 
 Status CheckArgs(const MokMatmulArgs* args) {
-  if (args == nullptr) return InvalidArgumentError("args: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokMatmulArgs", args->struct_size, sizeof(*args)));
-  if (args->layout < MOK_MATMUL_NT || args->layout > MOK_MATMUL_TN) {
-    return InvalidArgumentError("layout: expected 0 to 2, got ", args->layout);
-  }
-  return OkStatus();
+  return CheckRange("layout", args->layout, MOK_MATMUL_NT, MOK_MATMUL_TN);
 }
 
 GemmProblem ProblemOf(const MokMatmulArgs& args) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/dtype.h"
 #include "mok_core/status.h"
 #include "mok_gemm/host/isa.h"
@@ -45,7 +46,7 @@ namespace {
 template <class Function>
 int32_t GuardLocked(MokWorkspace* handle, Function function) {
   return GuardApi([&]() -> Status {
-    if (handle == nullptr) return NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(CheckPointer("workspace", handle));
     Workspace& workspace = *handle->workspace;
     const auto lock = workspace.lock();
     MOK_RETURN_IF_ERROR(workspace.CheckUsable());
@@ -172,7 +173,7 @@ int32_t mok_num_cores(void) { return mok::NumCores(); }
 
 int32_t mok_trace_create(int32_t num_workers, int64_t events_per_worker, MokTrace** trace) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (trace == nullptr) return mok::NullPointer("trace");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("trace", trace));
     if (num_workers < 1 || events_per_worker < 0) {
       return mok::InvalidArgumentError("expected num_workers >= 1 and events_per_worker >= 0, got ",
                                        num_workers, " and ", events_per_worker);
@@ -186,8 +187,8 @@ void mok_trace_destroy(MokTrace* trace) { delete trace; }
 
 int32_t mok_trace_write(const MokTrace* trace, const char* path) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (trace == nullptr) return mok::NullPointer("trace");
-    if (path == nullptr) return mok::NullPointer("path");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("trace", trace));
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("path", path));
     const auto kind_name = [](int32_t kind) -> std::string {
       return mok::TaskKindName(static_cast<mok::TaskKind>(kind));
     };
@@ -197,7 +198,7 @@ int32_t mok_trace_write(const MokTrace* trace, const char* path) {
 
 int32_t mok_in_process_group_create(int32_t ep_size, MokInProcessGroup** group) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (group == nullptr) return mok::NullPointer("group");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("group", group));
     if (ep_size < 1) return mok::InvalidArgumentError("ep_size: expected >= 1, got ", ep_size);
     *group = new MokInProcessGroup(ep_size);
     return mok::OkStatus();
@@ -208,8 +209,8 @@ void mok_in_process_group_destroy(MokInProcessGroup* group) { delete group; }
 
 int32_t mok_workspace_create(const MokWorkspaceOptions* options, MokWorkspace** workspace) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (options == nullptr) return mok::NullPointer("options");
-    if (workspace == nullptr) return mok::NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("options", options));
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("workspace", workspace));
     MOK_RETURN_IF_ERROR(
         mok::CheckStructSize("MokWorkspaceOptions", options->struct_size, sizeof(*options)));
     MOK_RETURN_IF_ERROR(mok::CheckOptions(*options));
@@ -223,15 +224,15 @@ void mok_workspace_destroy(MokWorkspace* workspace) { delete workspace; }
 
 int32_t mok_workspace_check(const MokWorkspace* workspace) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (workspace == nullptr) return mok::NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("workspace", workspace));
     return workspace->workspace->CheckUsable();
   });
 }
 
 int32_t mok_workspace_info(const MokWorkspace* workspace, MokWorkspaceInfo* info) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (workspace == nullptr) return mok::NullPointer("workspace");
-    if (info == nullptr) return mok::NullPointer("info");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("workspace", workspace));
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("info", info));
     MOK_RETURN_IF_ERROR(mok::CheckStructSize("MokWorkspaceInfo", info->struct_size, sizeof(*info)));
     const auto lock = workspace->workspace->lock();
     info->heap_bytes = static_cast<int64_t>(workspace->workspace->regions().bytes);
@@ -280,17 +281,17 @@ void mok_schedule_destroy(MokSchedule* schedule) { delete schedule; }
 
 int32_t mok_schedule_info(const MokSchedule* schedule, MokScheduleInfo* info) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (schedule == nullptr) return mok::NullPointer("schedule");
-    if (info == nullptr) return mok::NullPointer("info");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("schedule", schedule));
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("info", info));
     return mok::FillScheduleInfo(*schedule->schedule, info);
   });
 }
 
 int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int64_t* counts) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (schedule == nullptr) return mok::NullPointer("schedule");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("schedule", schedule));
     const auto& rows = schedule->schedule->table.expert_rows;
-    if (counts == nullptr && !rows.empty()) return mok::NullPointer("counts");
+    if (!rows.empty()) MOK_RETURN_IF_ERROR(mok::CheckPointer("counts", counts));
     for (size_t expert = 0; expert < rows.size(); ++expert) counts[expert] = rows[expert];
     return mok::OkStatus();
   });
@@ -303,8 +304,8 @@ int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t topk,
 
 int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t num_words) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (schedule == nullptr) return mok::NullPointer("schedule");
-    if (words == nullptr) return mok::NullPointer("words");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("schedule", schedule));
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("words", words));
     const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
     return mok::SaveSchedule(*schedule->schedule, std::span<int32_t>(words, size));
   });
@@ -312,8 +313,8 @@ int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t n
 
 int32_t mok_schedule_load(const int32_t* words, int64_t num_words, MokSchedule** schedule) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (words == nullptr) return mok::NullPointer("words");
-    if (schedule == nullptr) return mok::NullPointer("schedule");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("words", words));
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("schedule", schedule));
     const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
     MOK_ASSIGN_OR_RETURN(auto loaded, mok::LoadSchedule(std::span<const int32_t>(words, size)));
     *schedule = new MokSchedule{std::move(loaded)};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/dtype.h"
 #include "mok_megakernel/api_error.h"
 #include "mok_megakernel/engine_config.h"
@@ -12,9 +13,8 @@
 namespace mok {
 namespace {
 
-Status CheckPointer(const char* name, const void* pointer, bool needed) {
-  if (!needed || pointer != nullptr) return OkStatus();
-  return InvalidArgumentError(name, ": expected a pointer, got null");
+Status CheckNeeded(const char* name, const void* pointer, bool needed) {
+  return needed ? CheckPointer(name, pointer) : OkStatus();
 }
 
 struct WeightNames {
@@ -34,15 +34,15 @@ Status CheckWeights(const MokWeights& weights, const WeightNames& names, bool ne
                                 ": expected a positive multiple of 8 below 2^31, got ",
                                 weights.intermediate);
   }
-  MOK_RETURN_IF_ERROR(CheckPointer(names.gate, weights.gate, needed));
-  MOK_RETURN_IF_ERROR(CheckPointer(names.up, weights.up, needed));
-  return CheckPointer(names.down, weights.down, needed);
+  MOK_RETURN_IF_ERROR(CheckNeeded(names.gate, weights.gate, needed));
+  MOK_RETURN_IF_ERROR(CheckNeeded(names.up, weights.up, needed));
+  return CheckNeeded(names.down, weights.down, needed);
 }
 
 Status CheckLayer(const Schedule& schedule, const MokLayer& layer) {
   const bool has_tokens = schedule.num_tokens > 0;
-  MOK_RETURN_IF_ERROR(CheckPointer("x", layer.x, has_tokens));
-  MOK_RETURN_IF_ERROR(CheckPointer("topk_weight", layer.topk_weight, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckNeeded("x", layer.x, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckNeeded("topk_weight", layer.topk_weight, has_tokens));
   if (layer.routed.intermediate <= 0) {
     return InvalidArgumentError("routed.intermediate: expected a positive multiple of 8, got ",
                                 layer.routed.intermediate);
@@ -64,18 +64,20 @@ Status CheckLayer(const Schedule& schedule, const MokLayer& layer) {
   return OkStatus();
 }
 
-Status CheckContext(const Schedule& schedule, const MokLayer& layer, const MokContext& context) {
+// uses_ring: of all its rows, not only those that hold routes.
+Status CheckContext(const Schedule& schedule, const MokLayer& layer, const MokContext& context,
+                    bool uses_ring) {
   if (context.ring_rows < schedule.ring_rows) {
     return InvalidArgumentError("context.ring_rows: expected at least ", schedule.ring_rows,
                                 " (MokScheduleInfo.ring_rows), got ", context.ring_rows);
   }
-  const bool has_rows = schedule.table.num_row_blocks() > 0;
-  MOK_RETURN_IF_ERROR(CheckPointer("context.ring_x", context.ring_x, has_rows));
-  MOK_RETURN_IF_ERROR(CheckPointer("context.ring_gate", context.ring_gate, has_rows));
-  MOK_RETURN_IF_ERROR(CheckPointer("context.ring_up", context.ring_up, has_rows));
+  const bool has_rows = schedule.table.num_row_blocks() > 0 || (uses_ring && context.ring_rows > 0);
+  MOK_RETURN_IF_ERROR(CheckNeeded("context.ring_x", context.ring_x, has_rows));
+  MOK_RETURN_IF_ERROR(CheckNeeded("context.ring_gate", context.ring_gate, has_rows));
+  MOK_RETURN_IF_ERROR(CheckNeeded("context.ring_up", context.ring_up, has_rows));
   const bool has_shared = layer.shared.intermediate > 0 && schedule.num_tokens > 0;
-  MOK_RETURN_IF_ERROR(CheckPointer("context.shared_gate", context.shared_gate, has_shared));
-  return CheckPointer("context.shared_up", context.shared_up, has_shared);
+  MOK_RETURN_IF_ERROR(CheckNeeded("context.shared_gate", context.shared_gate, has_shared));
+  return CheckNeeded("context.shared_up", context.shared_up, has_shared);
 }
 
 // What tells one layer's ring from another's of the same sizes: of each local expert the first row
@@ -119,32 +121,32 @@ Status CheckGradDType(const char* name, const MokWeightGrads& grads, DType dtype
 
 Status CheckForwardArgs(const WorkspaceShape&, const Schedule& schedule,
                         const MokForwardArgs* args) {
-  if (args == nullptr) return InvalidArgumentError("args: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokForwardArgs", args->struct_size, sizeof(*args)));
   MOK_RETURN_IF_ERROR(CheckLayer(schedule, args->layer));
-  MOK_RETURN_IF_ERROR(CheckContext(schedule, args->layer, args->context));
   if (args->differentiated != 0 && args->differentiated != 1) {
     return InvalidArgumentError("differentiated: expected 0 or 1, got ", args->differentiated);
   }
   if (args->clear_spare_rows != 0 && args->clear_spare_rows != 1) {
     return InvalidArgumentError("clear_spare_rows: expected 0 or 1, got ", args->clear_spare_rows);
   }
-  return CheckPointer("out", args->out, schedule.num_tokens > 0);
+  MOK_RETURN_IF_ERROR(
+      CheckContext(schedule, args->layer, args->context, args->clear_spare_rows == 1));
+  return CheckNeeded("out", args->out, schedule.num_tokens > 0);
 }
 
 Status CheckBackwardArgs(const WorkspaceShape& shape, const Schedule& schedule,
                          const MokBackwardArgs* args) {
-  if (args == nullptr) return InvalidArgumentError("args: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokBackwardArgs", args->struct_size, sizeof(*args)));
   MOK_RETURN_IF_ERROR(CheckLayer(schedule, args->layer));
-  MOK_RETURN_IF_ERROR(CheckContext(schedule, args->layer, args->context));
+  MOK_RETURN_IF_ERROR(CheckContext(schedule, args->layer, args->context, false));
   const bool has_tokens = schedule.num_tokens > 0;
-  MOK_RETURN_IF_ERROR(CheckPointer("d_out", args->d_out, has_tokens));
-  MOK_RETURN_IF_ERROR(CheckPointer("d_x", args->d_x, has_tokens));
-  MOK_RETURN_IF_ERROR(CheckPointer("d_topk_weight", args->d_topk_weight, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckNeeded("d_out", args->d_out, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckNeeded("d_x", args->d_x, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckNeeded("d_topk_weight", args->d_topk_weight, has_tokens));
   const bool has_scale = args->layer.shared_scale != nullptr;
-  MOK_RETURN_IF_ERROR(
-      CheckPointer("d_shared_scale", args->d_shared_scale, has_tokens && has_scale));
+  MOK_RETURN_IF_ERROR(CheckNeeded("d_shared_scale", args->d_shared_scale, has_tokens && has_scale));
   if (args->d_shared_scale != nullptr && !has_scale) {
     return InvalidArgumentError("d_shared_scale: expected null without shared_scale");
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_megakernel/api_error.h"
 #include "mok_megakernel/fingerprint.h"
@@ -11,7 +12,7 @@ namespace mok {
 namespace {
 
 Status CheckArgs(const Workspace& workspace, const MokScheduleArgs* args) {
-  if (args == nullptr) return InvalidArgumentError("args: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(
       CheckStructSize("MokScheduleArgs", args->struct_size, sizeof(MokScheduleArgs)));
   if (args->num_tokens < 0 || args->num_tokens > workspace.shape().max_tokens) {
@@ -25,10 +26,7 @@ Status CheckArgs(const Workspace& workspace, const MokScheduleArgs* args) {
   if (args->num_experts < 0) {
     return InvalidArgumentError("num_experts: expected >= 0, got ", args->num_experts);
   }
-  if (args->num_tokens > 0 && args->topk_idx == nullptr) {
-    return InvalidArgumentError("topk_idx: expected a pointer, got null");
-  }
-  return OkStatus();
+  return args->num_tokens > 0 ? CheckPointer("topk_idx", args->topk_idx) : OkStatus();
 }
 
 // Notes the extreme ids, so that every rank can check every rank's ids from the records alone, also

@@ -5,18 +5,13 @@
 #include <limits>
 #include <utility>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/status.h"
 
 namespace mok {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-
-Status CheckRange(const char* field, int64_t value, int64_t smallest, int64_t largest) {
-  if (value >= smallest && value <= largest) return OkStatus();
-  return InvalidArgumentError("ProgramShape.", field, ": expected ", smallest, " to ", largest,
-                              ", got ", value);
-}
 
 // Parts into which the rows of a block can be split equally.
 Status CheckParts(const char* field, int64_t value) {
@@ -26,44 +21,49 @@ Status CheckParts(const char* field, int64_t value) {
 }
 
 Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
+  MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.ring.num_row_blocks", shape.ring.num_row_blocks, 0,
+                                 kMaxInt32 / kRowBlock));
   MOK_RETURN_IF_ERROR(
-      CheckRange("ring.num_row_blocks", shape.ring.num_row_blocks, 0, kMaxInt32 / kRowBlock));
+      CheckRange("ProgramShape.ring.minibatch_blocks", shape.ring.minibatch_blocks, 1, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.ring.macrobatch_blocks",
+                                 shape.ring.macrobatch_blocks, 1, kMaxInt32));
   MOK_RETURN_IF_ERROR(
-      CheckRange("ring.minibatch_blocks", shape.ring.minibatch_blocks, 1, kMaxInt32));
+      CheckRange("ProgramShape.intermediate_tiles", shape.intermediate_tiles, 1, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.hidden_tiles", shape.hidden_tiles, 1, kMaxInt32));
   MOK_RETURN_IF_ERROR(
-      CheckRange("ring.macrobatch_blocks", shape.ring.macrobatch_blocks, 1, kMaxInt32));
-  MOK_RETURN_IF_ERROR(CheckRange("intermediate_tiles", shape.intermediate_tiles, 1, kMaxInt32));
-  MOK_RETURN_IF_ERROR(CheckRange("hidden_tiles", shape.hidden_tiles, 1, kMaxInt32));
-  MOK_RETURN_IF_ERROR(CheckRange("output_panel_blocks", shape.output_panel_blocks, 0, kMaxInt32));
-  MOK_RETURN_IF_ERROR(CheckRange("gate_up_panel_blocks", shape.gate_up_panel_blocks, 0, kMaxInt32));
+      CheckRange("ProgramShape.output_panel_blocks", shape.output_panel_blocks, 0, kMaxInt32));
+  MOK_RETURN_IF_ERROR(
+      CheckRange("ProgramShape.gate_up_panel_blocks", shape.gate_up_panel_blocks, 0, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckParts("exchange_tiles", shape.exchange_tiles));
   MOK_RETURN_IF_ERROR(CheckParts("token_reduce_tiles", shape.token_reduce_tiles));
-  MOK_RETURN_IF_ERROR(CheckRange("token_blocks", shape.token_blocks, 0, kMaxInt32 / kRowBlock));
   MOK_RETURN_IF_ERROR(
-      CheckRange("shared_intermediate_tiles", shape.shared_intermediate_tiles, 0, kMaxInt32));
-  MOK_RETURN_IF_ERROR(CheckRange("kept_macrobatches", shape.kept_macrobatches, 0, 1));
-  MOK_RETURN_IF_ERROR(CheckRange("fused_reduce_width", shape.fused_reduce_width, 0,
+      CheckRange("ProgramShape.token_blocks", shape.token_blocks, 0, kMaxInt32 / kRowBlock));
+  MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.shared_intermediate_tiles",
+                                 shape.shared_intermediate_tiles, 0, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.kept_macrobatches", shape.kept_macrobatches, 0, 1));
+  MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.fused_reduce_width", shape.fused_reduce_width, 0,
                                  shape.has_shared_expert() ? kMaxInt32 / 2 : 0));
   if (shape.pass == Pass::kBackward) {
-    MOK_RETURN_IF_ERROR(CheckRange("down_grad_tiles", shape.down_grad_tiles, 1, kMaxInt32));
+    MOK_RETURN_IF_ERROR(
+        CheckRange("ProgramShape.down_grad_tiles", shape.down_grad_tiles, 1, kMaxInt32));
     // Without them nothing would tell when the rows they read may be overwritten.
-    MOK_RETURN_IF_ERROR(
-        CheckRange("weight_grad_down_tiles", shape.weight_grad_down_tiles, 1, kMaxInt32));
-    MOK_RETURN_IF_ERROR(
-        CheckRange("weight_grad_gate_up_tiles", shape.weight_grad_gate_up_tiles, 1, kMaxInt32));
+    MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.weight_grad_down_tiles",
+                                   shape.weight_grad_down_tiles, 1, kMaxInt32));
+    MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.weight_grad_gate_up_tiles",
+                                   shape.weight_grad_gate_up_tiles, 1, kMaxInt32));
     // InputGrad would wait for rows that are sent after it.
     const int64_t window = std::min(shape.ring.minibatch_blocks, shape.ring.macrobatch_blocks);
     if (shape.d_x_window_blocks != 0) {
       MOK_RETURN_IF_ERROR(
-          CheckRange("d_x_window_blocks", shape.d_x_window_blocks, window, kMaxInt32));
+          CheckRange("ProgramShape.d_x_window_blocks", shape.d_x_window_blocks, window, kMaxInt32));
     }
     const int64_t smallest = shape.has_shared_expert() ? 1 : 0;
     const int64_t largest = shape.has_shared_expert() ? kMaxInt32 : 0;
-    MOK_RETURN_IF_ERROR(
-        CheckRange("shared_down_grad_tiles", shape.shared_down_grad_tiles, smallest, largest));
-    MOK_RETURN_IF_ERROR(CheckRange("shared_weight_grad_down_tiles",
+    MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.shared_down_grad_tiles",
+                                   shape.shared_down_grad_tiles, smallest, largest));
+    MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.shared_weight_grad_down_tiles",
                                    shape.shared_weight_grad_down_tiles, smallest, largest));
-    MOK_RETURN_IF_ERROR(CheckRange("shared_weight_grad_gate_up_tiles",
+    MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.shared_weight_grad_gate_up_tiles",
                                    shape.shared_weight_grad_gate_up_tiles, smallest, largest));
   }
   if (shape.ring.num_row_blocks != table.num_row_blocks()) {

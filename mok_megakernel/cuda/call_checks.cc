@@ -1,6 +1,9 @@
 #include "mok_megakernel/cuda/call_checks.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "mok_core/argument_checks.h"
 
 namespace mok {
 namespace {
@@ -13,27 +16,29 @@ BFloat16* Rows(void* pointer) { return static_cast<BFloat16*>(pointer); }
 Status CheckPart(int32_t part, int32_t lowest, int32_t highest) {
   const bool is_stage = part == MOK_CUDA_WHOLE || part == MOK_CUDA_STAGE;
   if (is_stage || (part >= lowest && part <= highest)) return OkStatus();
-  return InvalidArgumentError("args.part: expected ", MOK_CUDA_WHOLE, ", ", MOK_CUDA_STAGE, " or ",
+  return InvalidArgumentError("part: expected ", MOK_CUDA_WHOLE, ", ", MOK_CUDA_STAGE, " or ",
                               lowest, " to ", highest, ", got ", part);
 }
 
-Status CheckPointer(const char* name, const void* pointer) {
-  if (pointer == nullptr) return InvalidArgumentError(name, ": expected a pointer, got null");
-  if (reinterpret_cast<uintptr_t>(pointer) % MOK_CUDA_ALIGNMENT == 0) return OkStatus();
-  return InvalidArgumentError(name, ": expected an address aligned to ",
-                              static_cast<int>(MOK_CUDA_ALIGNMENT), " bytes, got ", pointer);
+Status CheckMemory(const char* name, const void* pointer) {
+  return CheckAligned(name, pointer, MOK_CUDA_ALIGNMENT);
 }
 
 Status CheckWidth(const char* name, const MokWeights& weights, int32_t expected) {
   if (weights.intermediate == expected) return OkStatus();
-  return InvalidArgumentError("args.layer.", name, ".intermediate: expected ", expected,
-                              ", the layer's, got ", weights.intermediate);
+  return InvalidArgumentError(name, ".intermediate: expected ", expected, ", the layer's, got ",
+                              weights.intermediate);
 }
 
 Status CheckRing(const CudaLayerPlan& plan, const MokContext& context) {
   if (context.ring_rows >= plan.config.ring_rows() || !plan.may_have_rows) return OkStatus();
-  return InvalidArgumentError("args.context.ring_rows: expected at least ", plan.config.ring_rows(),
+  return InvalidArgumentError("context.ring_rows: expected at least ", plan.config.ring_rows(),
                               ", got ", context.ring_rows);
+}
+
+Status CheckLimit(float swiglu_limit) {
+  if (!std::isnan(swiglu_limit)) return OkStatus();
+  return InvalidArgumentError("swiglu_limit: expected a number, got NaN");
 }
 
 PassMode ModeOf(int32_t part) {
@@ -58,6 +63,11 @@ ForwardArguments::Weights WeightsOf(const MokLayer& layer) {
 ForwardArguments::Context ContextOf(const MokContext& context) {
   return {Rows(context.ring_x), Rows(context.ring_gate), Rows(context.ring_up),
           Rows(context.shared_gate), Rows(context.shared_up)};
+}
+
+void PlaceEmptyRing(BFloat16* x, BFloat16* hidden, ForwardArguments::Context& context) {
+  context.ring_x = x;
+  context.ring_gate = context.ring_up = hidden;
 }
 
 }  // namespace mok

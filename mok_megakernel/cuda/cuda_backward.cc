@@ -7,26 +7,10 @@
 namespace mok {
 namespace {
 
-Status CheckBackward(const CudaLayerPlan& plan, const MokCudaBackwardArgs& args) {
-  if (args.kept_macrobatches < 0 || args.kept_macrobatches > 1) {
-    return InvalidArgumentError("args.kept_macrobatches: expected 0 or 1, got ",
-                                args.kept_macrobatches);
-  }
-  if ((args.d_shared_scale == nullptr) != (args.layer.shared_scale == nullptr) &&
-      plan.shape.max_tokens > 0) {
-    return InvalidArgumentError("args.d_shared_scale: expected ",
-                                args.layer.shared_scale == nullptr ? "null" : "a pointer",
-                                " as args.layer.shared_scale");
-  }
-  for (const MokWeightGrads* grads : {&args.d_routed, &args.d_shared}) {
-    if (grads->dtype != MOK_BF16 && grads->dtype != MOK_FP32) {
-      return TypeMismatchError(
-          "args.d_routed.dtype, args.d_shared.dtype: expected bf16 (0) or "
-          "fp32 (1), got ",
-          grads->dtype);
-    }
-  }
-  return OkStatus();
+// MokDType has values that Grads cannot express.
+Status CheckGradDType(const char* name, const MokWeightGrads& grads) {
+  if (grads.dtype == MOK_BF16 || grads.dtype == MOK_FP32) return OkStatus();
+  return TypeMismatchError(name, ".dtype: expected bf16 (0) or fp32 (1), got ", grads.dtype);
 }
 
 BackwardArguments::WeightGrads Grads(const MokWeightGrads& from) {
@@ -92,16 +76,14 @@ BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
         own ? args.layer.topk_weight : heap_.At<float>(heap, CudaHeapLayout::kTopkWeight);
     peers.d_router_of_rank[rank] = heap_.At<float>(heap, CudaHeapLayout::kDRouter);
   }
-  if (!plan.may_have_rows) {  // their maps need memory, though nothing is ever loaded
-    to.context.ring_x = to.scratch.d_out;
-    to.context.ring_gate = to.context.ring_up = to.scratch.weighted_h;
-  }
+  if (!plan.may_have_rows) PlaceEmptyRing(to.scratch.d_out, to.scratch.weighted_h, to.context);
   return to;
 }
 
 Status CudaWorkspace::Backward(const MokCudaLayer& layer, const MokCudaBackwardArgs& args) {
   MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanPass(layer, args));
-  MOK_RETURN_IF_ERROR(CheckBackward(plan, args));
+  MOK_RETURN_IF_ERROR(CheckGradDType("d_routed", args.d_routed));
+  MOK_RETURN_IF_ERROR(CheckGradDType("d_shared", args.d_shared));
   const PassKernelInfo kernel = BackwardKernelOf(plan.config.order);
   const ForwardConfig config = FitToKernel(plan.config, kernel);
   MOK_ASSIGN_OR_RETURN(

@@ -25,7 +25,7 @@ ForwardArguments CudaWorkspace::Arguments(const CudaLayerPlan& plan, const MokCu
   to.tokens.out = static_cast<BFloat16*>(args.out);
   to.scratch = plan.forward_scratch.At(args.scratch);
   FillFromWorkspace(plan, args.schedule, to);
-  if (!plan.may_have_rows) to.context.ring_x = to.scratch.y;  // its map needs memory
+  if (!plan.may_have_rows) PlaceEmptyRing(to.scratch.y, to.scratch.h, to.context);
   return to;
 }
 

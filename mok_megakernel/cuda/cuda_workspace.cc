@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/cuda/call_checks.h"
@@ -26,10 +27,10 @@ StatusOr<CudaWorkspace> CudaWorkspace::Create(const CudaWorkspaceShape& shape,
                                               CudaRecords* records) {
   for (int32_t rank = 0; rank < shape.ep_size; ++rank) {
     MOK_RETURN_IF_ERROR(
-        CheckPointer(StrCat("heap_of_rank[", rank, "]").c_str(), heap_of_rank[rank]));
+        CheckMemory(StrCat("heap_of_rank[", rank, "]").c_str(), heap_of_rank[rank]));
   }
-  MOK_RETURN_IF_ERROR(CheckPointer("state", state));
-  if (records == nullptr) return InvalidArgumentError("records: expected a pointer, got null");
+  MOK_RETURN_IF_ERROR(CheckMemory("state", state));
+  MOK_RETURN_IF_ERROR(CheckAligned("records", records, alignof(CudaRecords)));
   CudaWorkspace workspace(shape, heap_of_rank, state, records);
   std::array<std::byte*, MOK_CUDA_MAX_RANKS> regions = {};
   for (size_t rank = 0; rank < static_cast<size_t>(shape.ep_size); ++rank) {
@@ -123,11 +124,9 @@ Status CudaWorkspace::Resume(void* stream) const {
 StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& plan,
                                                            const MokCudaLayer& layer,
                                                            const MokCudaScheduleArgs& args) const {
-  MOK_RETURN_IF_ERROR(CheckPointer("args.schedule", args.schedule));
-  MOK_RETURN_IF_ERROR(CheckPointer("args.scratch", args.scratch));
-  if (args.topk_idx == nullptr && layer.num_tokens > 0) {
-    return InvalidArgumentError("args.topk_idx: expected a pointer, got null");
-  }
+  MOK_RETURN_IF_ERROR(CheckMemory("schedule", args.schedule));
+  MOK_RETURN_IF_ERROR(CheckMemory("scratch", args.scratch));
+  if (layer.num_tokens > 0) MOK_RETURN_IF_ERROR(CheckTensor("topk_idx", args.topk_idx));
   ScheduleParams params = CommonScheduleParams(plan, layer);
   params.tokens = {args.topk_idx, layer.num_tokens, args.topk_idx_bytes};
   params.schedule = plan.schedule.At(args.schedule);
@@ -176,11 +175,9 @@ Status CudaWorkspace::Leave(int32_t code, void* stream) const {
 
 Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
   if (args.code <= MOK_OK || args.code > MOK_INTERNAL) {
-    return InvalidArgumentError("args.code: expected an error of MokStatusCode, got ", args.code);
+    return InvalidArgumentError("code: expected an error of MokStatusCode, got ", args.code);
   }
-  if (args.place < MOK_CUDA_IN_SCHEDULE || args.place > MOK_CUDA_IN_PASS) {
-    return InvalidArgumentError("args.place: expected 0 or 1, got ", args.place);
-  }
+  MOK_RETURN_IF_ERROR(CheckRange("place", args.place, MOK_CUDA_IN_SCHEDULE, MOK_CUDA_IN_PASS));
   MOK_RETURN_IF_ERROR(CheckWaits());
   if (shape_.ep_size == 1) return OkStatus();
   if (args.place == MOK_CUDA_IN_PASS) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_schedule/device/launch_schedule.h"
 #include "mok_schedule/routing_table.h"
@@ -9,31 +10,20 @@
 namespace mok {
 namespace {
 
-Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return OkStatus();
-  return InvalidArgumentError("layer.", field, ": expected ", low, " to ", high, ", got ", value);
-}
-
-Status CheckWidth(const char* field, int32_t value, int32_t low) {
-  if (value >= low && value % 8 == 0) return OkStatus();
-  return InvalidArgumentError("layer.", field, ": expected a multiple of 8 that is at least ", low,
-                              ", got ", value);
-}
-
 Status CheckLayer(const CudaWorkspaceShape& workspace, const MokCudaLayer& layer) {
-  MOK_RETURN_IF_ERROR(CheckRange("num_tokens", layer.num_tokens, 0, workspace.max_tokens));
-  MOK_RETURN_IF_ERROR(CheckRange("num_experts", layer.num_experts, 0, INT32_MAX));
-  MOK_RETURN_IF_ERROR(CheckRange("num_local_experts", layer.num_local_experts, 0,
+  MOK_RETURN_IF_ERROR(CheckRange("layer.num_tokens", layer.num_tokens, 0, workspace.max_tokens));
+  MOK_RETURN_IF_ERROR(CheckRange("layer.num_experts", layer.num_experts, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("layer.num_local_experts", layer.num_local_experts, 0,
                                  std::min(layer.num_experts, kMaxScheduleExperts)));
-  MOK_RETURN_IF_ERROR(CheckRange("first_expert", layer.first_expert, 0,
+  MOK_RETURN_IF_ERROR(CheckRange("layer.first_expert", layer.first_expert, 0,
                                  layer.num_experts - layer.num_local_experts));
-  MOK_RETURN_IF_ERROR(CheckWidth("intermediate", layer.intermediate, 8));
-  MOK_RETURN_IF_ERROR(CheckWidth("shared_intermediate", layer.shared_intermediate, 0));
-  MOK_RETURN_IF_ERROR(CheckRange("num_sms", layer.num_sms, 0, workspace.num_sms));
+  MOK_RETURN_IF_ERROR(CheckMultiple("layer.intermediate", layer.intermediate, 8, 8));
+  MOK_RETURN_IF_ERROR(CheckMultiple("layer.shared_intermediate", layer.shared_intermediate, 0, 8));
+  MOK_RETURN_IF_ERROR(CheckRange("layer.num_sms", layer.num_sms, 0, workspace.num_sms));
   const int32_t num_sms = layer.num_sms > 0 ? layer.num_sms : workspace.num_sms;
-  MOK_RETURN_IF_ERROR(CheckRange("num_comm_sms", layer.num_comm_sms, 0, num_sms - 1));
-  MOK_RETURN_IF_ERROR(CheckRange("minibatch_rows", layer.minibatch_rows, 0, INT32_MAX));
-  return CheckRange("macrobatch_rows", layer.macrobatch_rows, -1, INT32_MAX);
+  MOK_RETURN_IF_ERROR(CheckRange("layer.num_comm_sms", layer.num_comm_sms, 0, num_sms - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("layer.minibatch_rows", layer.minibatch_rows, 0, INT32_MAX));
+  return CheckRange("layer.macrobatch_rows", layer.macrobatch_rows, -1, INT32_MAX);
 }
 
 }  // namespace

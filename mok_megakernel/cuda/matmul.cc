@@ -1,5 +1,6 @@
 #include "mok_megakernel/cuda/matmul.h"
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/api_error.h"
@@ -10,9 +11,7 @@ namespace {
 constexpr int64_t kMaxGridRows = 65535;  // of tiles: CUDA's limit in y
 
 Status CheckArgs(const MokMatmulArgs& args) {
-  if (args.layout < MOK_MATMUL_NT || args.layout > MOK_MATMUL_TN) {
-    return InvalidArgumentError("layout: expected 0 to 2, got ", args.layout);
-  }
+  MOK_RETURN_IF_ERROR(CheckRange("layout", args.layout, MOK_MATMUL_NT, MOK_MATMUL_TN));
   if (args.m < 0 || args.n < 0 || args.k < 0) {
     return InvalidArgumentError("m, n, k: expected >= 0, got ", args.m, ", ", args.n, ", ", args.k);
   }
@@ -20,13 +19,18 @@ Status CheckArgs(const MokMatmulArgs& args) {
     return InvalidArgumentError("m: expected at most ", kMaxGridRows * kMatmulTile, ", got ",
                                 args.m);
   }
-  return OkStatus();
+  if (args.m == 0 || args.n == 0) return OkStatus();
+  if (args.k > 0) {
+    MOK_RETURN_IF_ERROR(CheckAligned("a", args.a, sizeof(float)));
+    MOK_RETURN_IF_ERROR(CheckAligned("b", args.b, sizeof(float)));
+  }
+  return CheckAligned("c", args.c, sizeof(float));
 }
 
 }  // namespace
 
 Status CudaMatmul(const MokMatmulArgs* args, int device, void* stream) {
-  if (args == nullptr) return NullPointer("args");
+  MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokMatmulArgs", args->struct_size, sizeof(*args)));
   MOK_RETURN_IF_ERROR(CheckArgs(*args));
   if (args->m == 0 || args->n == 0) return OkStatus();

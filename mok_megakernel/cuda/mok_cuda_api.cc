@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "mok_core/argument_checks.h"
 #include "mok_megakernel/api_error.h"
 #include "mok_megakernel/cuda/cuda_workspace.h"
 #include "mok_megakernel/cuda/matmul.h"
@@ -15,24 +16,16 @@ struct MokCudaWorkspace {
 namespace mok {
 namespace {
 
-Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return OkStatus();
-  return InvalidArgumentError("options.", field, ": expected ", low, " to ", high, ", got ", value);
-}
-
 StatusOr<CudaWorkspaceShape> ShapeOf(const MokCudaOptions* options) {
-  if (options == nullptr) return NullPointer("options");
+  MOK_RETURN_IF_ERROR(CheckPointer("options", options));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaOptions", options->struct_size, sizeof(*options)));
-  MOK_RETURN_IF_ERROR(CheckRange("ep_size", options->ep_size, 1, MOK_CUDA_MAX_RANKS));
-  MOK_RETURN_IF_ERROR(CheckRange("rank", options->rank, 0, options->ep_size - 1));
-  MOK_RETURN_IF_ERROR(CheckRange("max_tokens", options->max_tokens, 0, INT32_MAX));
-  MOK_RETURN_IF_ERROR(CheckRange("hidden", options->hidden, 8, INT32_MAX));
-  if (options->hidden % 8 != 0) {
-    return InvalidArgumentError("options.hidden: expected a multiple of 8, got ", options->hidden);
-  }
-  MOK_RETURN_IF_ERROR(CheckRange("topk", options->topk, 1, INT32_MAX));
-  MOK_RETURN_IF_ERROR(CheckRange("device", options->device, 0, INT32_MAX));
-  MOK_RETURN_IF_ERROR(CheckRange("num_sms", options->num_sms, 2, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("options.ep_size", options->ep_size, 1, MOK_CUDA_MAX_RANKS));
+  MOK_RETURN_IF_ERROR(CheckRange("options.rank", options->rank, 0, options->ep_size - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("options.max_tokens", options->max_tokens, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckMultiple("options.hidden", options->hidden, 8, 8));
+  MOK_RETURN_IF_ERROR(CheckRange("options.topk", options->topk, 1, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("options.device", options->device, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("options.num_sms", options->num_sms, 2, INT32_MAX));
   if (!(options->timeout_seconds > 0) || !(options->timeout_seconds < 1e9)) {
     return InvalidArgumentError("options.timeout_seconds: expected a number in (0, 1e9), got ",
                                 options->timeout_seconds);
@@ -59,7 +52,7 @@ StatusOr<CudaWorkspaceShape> ShapeOf(const MokCudaOptions* options) {
 
 Status FillMemory(const MokCudaOptions* options, MokCudaMemory* memory) {
   MOK_ASSIGN_OR_RETURN(const CudaWorkspaceShape shape, ShapeOf(options));
-  if (memory == nullptr) return NullPointer("memory");
+  MOK_RETURN_IF_ERROR(CheckPointer("memory", memory));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaMemory", memory->struct_size, sizeof(*memory)));
   const CudaHeapLayout heap(shape);
   MOK_ASSIGN_OR_RETURN(memory->error_scratch_bytes, CudaErrorScratchBytes(shape));
@@ -74,11 +67,11 @@ Status FillMemory(const MokCudaOptions* options, MokCudaMemory* memory) {
 Status Create(const MokCudaOptions* options, const MokCudaAddresses* addresses,
               MokCudaWorkspace** workspace) {
   MOK_ASSIGN_OR_RETURN(const CudaWorkspaceShape shape, ShapeOf(options));
-  if (workspace == nullptr) return NullPointer("workspace");
-  if (addresses == nullptr) return NullPointer("addresses");
+  MOK_RETURN_IF_ERROR(CheckPointer("workspace", workspace));
+  MOK_RETURN_IF_ERROR(CheckPointer("addresses", addresses));
   MOK_RETURN_IF_ERROR(
       CheckStructSize("MokCudaAddresses", addresses->struct_size, sizeof(*addresses)));
-  if (addresses->heap_of_rank == nullptr) return NullPointer("addresses.heap_of_rank");
+  MOK_RETURN_IF_ERROR(CheckPointer("addresses.heap_of_rank", addresses->heap_of_rank));
   MOK_ASSIGN_OR_RETURN(CudaWorkspace created,
                        CudaWorkspace::Create(shape, addresses->heap_of_rank, addresses->state,
                                              static_cast<CudaRecords*>(addresses->records)));
@@ -87,14 +80,14 @@ Status Create(const MokCudaOptions* options, const MokCudaAddresses* addresses,
 }
 
 Status CheckLayerStruct(const MokCudaLayer* layer) {
-  if (layer == nullptr) return NullPointer("layer");
+  MOK_RETURN_IF_ERROR(CheckPointer("layer", layer));
   return CheckStructSize("MokCudaLayer", layer->struct_size, sizeof(*layer));
 }
 
 Status FillLayerMemory(const MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                        MokCudaLayerMemory* memory) {
-  if (workspace == nullptr) return NullPointer("workspace");
-  if (memory == nullptr) return NullPointer("memory");
+  MOK_RETURN_IF_ERROR(CheckPointer("workspace", workspace));
+  MOK_RETURN_IF_ERROR(CheckPointer("memory", memory));
   MOK_RETURN_IF_ERROR(CheckLayerStruct(layer));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaLayerMemory", memory->struct_size, sizeof(*memory)));
   MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan,
@@ -115,9 +108,9 @@ template <class Args, class Function>
 int32_t GuardCall(MokCudaWorkspace* workspace, const MokCudaLayer* layer, const Args* args,
                   const char* args_name, Function function) {
   return GuardApi([&]() -> Status {
-    if (workspace == nullptr) return NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(CheckPointer("workspace", workspace));
     MOK_RETURN_IF_ERROR(CheckLayerStruct(layer));
-    if (args == nullptr) return NullPointer("args");
+    MOK_RETURN_IF_ERROR(CheckPointer("args", args));
     MOK_RETURN_IF_ERROR(CheckStructSize(args_name, args->struct_size, sizeof(*args)));
     return function(workspace->workspace);
   });
@@ -141,21 +134,21 @@ void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace) { delete workspace;
 
 int32_t mok_cuda_check(MokCudaWorkspace* workspace, void* stream) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (workspace == nullptr) return mok::NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("workspace", workspace));
     return workspace->workspace.Check(stream);
   });
 }
 
 int32_t mok_cuda_check_ranks(const MokCudaWorkspace* workspace) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (workspace == nullptr) return mok::NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("workspace", workspace));
     return workspace->workspace.CheckRanks();
   });
 }
 
 int32_t mok_cuda_check_usable(const MokCudaWorkspace* workspace) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (workspace == nullptr) return mok::NullPointer("workspace");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("workspace", workspace));
     return workspace->workspace.CheckUsable();
   });
 }
@@ -188,8 +181,8 @@ int32_t mok_cuda_backward(MokCudaWorkspace* workspace, const MokCudaLayer* layer
 
 int32_t mok_cuda_report_error(MokCudaWorkspace* workspace, const MokCudaErrorArgs* args) {
   return mok::GuardApi([&]() -> mok::Status {
-    if (workspace == nullptr) return mok::NullPointer("workspace");
-    if (args == nullptr) return mok::NullPointer("args");
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("workspace", workspace));
+    MOK_RETURN_IF_ERROR(mok::CheckPointer("args", args));
     MOK_RETURN_IF_ERROR(mok::CheckStructSize("MokCudaErrorArgs", args->struct_size, sizeof(*args)));
     return workspace->workspace.ReportError(*args);
   });

@@ -133,27 +133,5 @@ TEST(MokCudaBackwardTest, AMissingRankIsNamed) {
                                       "backward; the last that it has started is pass 0"));
 }
 
-TEST(MokCudaBackwardTest, ArgumentsThatAreWrongAreNamed) {
-  const LayerData data(SharedLayer());
-  StartCase({1, 0.1});
-  CudaRanks ranks(data, {});
-  const CudaRanks::Rank good = ranks.rank(0);
-  const auto expect = [&](auto spoil, int32_t code, const std::string& text) {
-    spoil(ranks.rank(0).backward);
-    EXPECT_EQ(ranks.Backward(0), code);
-    EXPECT_EQ(mok_last_error(), text);
-    ranks.rank(0) = good;
-  };
-  using Args = MokCudaBackwardArgs;
-  expect([](Args& args) { args.kept_macrobatches = 2; }, MOK_INVALID_ARGUMENT,
-         "args.kept_macrobatches: expected 0 or 1, got 2");
-  expect([](Args& args) { args.d_shared_scale = nullptr; }, MOK_INVALID_ARGUMENT,
-         "args.d_shared_scale: expected a pointer as args.layer.shared_scale");
-  expect([](Args& args) { args.d_routed.dtype = 7; }, MOK_TYPE_MISMATCH,
-         "args.d_routed.dtype, args.d_shared.dtype: expected bf16 (0) or fp32 (1), got 7");
-  expect([](Args& args) { args.schedule = nullptr; }, MOK_INVALID_ARGUMENT,
-         "args.schedule: expected a pointer, got null");
-}
-
 }  // namespace
 }  // namespace mok::testing

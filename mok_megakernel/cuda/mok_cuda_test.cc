@@ -142,72 +142,6 @@ TEST(MokCudaTest, AMissingRankIsNamedForEver) {
   }
 }
 
-TEST(MokCudaTest, ArgumentsThatAreWrongAreNamed) {
-  const LayerData data(SharedLayer());
-  StartCase({1, 0.1});
-  CudaRanks ranks(data, {});
-  const CudaRanks::Rank good = ranks.rank(0);
-  const auto expect = [&](auto spoil, int32_t code, const std::string& text) {
-    spoil(ranks.rank(0));
-    EXPECT_EQ(ranks.Forward(0, ranks.rank(0).forward.part), code);
-    EXPECT_EQ(mok_last_error(), text);
-    ranks.rank(0) = good;
-  };
-  using Rank = CudaRanks::Rank;
-  expect([](Rank& rank) { rank.layer.num_tokens = 21; }, MOK_INVALID_ARGUMENT,
-         "layer.num_tokens: expected 0 to 20, got 21");
-  expect([](Rank& rank) { rank.layer.intermediate = 12; }, MOK_INVALID_ARGUMENT,
-         "layer.intermediate: expected a multiple of 8 that is at least 8, got 12");
-  expect([](Rank& rank) { rank.layer.num_sms = 3; }, MOK_INVALID_ARGUMENT,
-         "layer.num_sms: expected 0 to 2, got 3");
-  expect([](Rank& rank) { rank.layer.num_sms = rank.layer.num_comm_sms = 1; }, MOK_INVALID_ARGUMENT,
-         "layer.num_comm_sms: expected 0 to 0, got 1");
-  expect([](Rank& rank) { rank.layer.first_expert = 3; }, MOK_INVALID_ARGUMENT,
-         "layer.first_expert: expected 0 to 2, got 3");
-  expect([](Rank& rank) { rank.forward.part = MOK_CUDA_BUILD; }, MOK_INVALID_ARGUMENT,
-         "args.part: expected 0, 1 or 3 to 4, got 2");
-  expect([](Rank& rank) { rank.forward.schedule = nullptr; }, MOK_INVALID_ARGUMENT,
-         "args.schedule: expected a pointer, got null");
-  expect([](Rank& rank) { rank.forward.context.ring_rows = 128; }, MOK_INVALID_ARGUMENT,
-         "args.context.ring_rows: expected at least 256, got 128");
-  expect([](Rank& rank) { rank.forward.layer.routed.intermediate = 48; }, MOK_INVALID_ARGUMENT,
-         "args.layer.routed.intermediate: expected 40, the layer's, got 48");
-  expect([](Rank& rank) { rank.forward.struct_size = 8; }, MOK_INVALID_ARGUMENT,
-         StrCat("MokCudaForwardArgs.struct_size: expected ", sizeof(MokCudaForwardArgs),
-                ", got 8 (compiled against another version of mok.h?)"));
-  EXPECT_EQ(ranks.Forward(0, MOK_CUDA_STAGE), MOK_OK) << mok_last_error();
-  RunQueued();
-}
-
-TEST(MokCudaTest, OptionsThatAreWrongAreNamed) {
-  MokCudaOptions options{};
-  options.struct_size = sizeof(options);
-  options.ep_size = 2;
-  options.hidden = 64;
-  options.topk = 2;
-  options.num_sms = 132;
-  options.timeout_seconds = 1;
-  MokCudaMemory memory{};
-  memory.struct_size = sizeof(memory);
-  ASSERT_EQ(mok_cuda_memory(&options, &memory), MOK_OK) << mok_last_error();
-  EXPECT_LE(memory.heap_zero_bytes, memory.heap_bytes);
-  const auto expect = [&](auto spoil, const std::string& text) {
-    MokCudaOptions wrong = options;
-    spoil(wrong);
-    EXPECT_EQ(mok_cuda_memory(&wrong, &memory), MOK_INVALID_ARGUMENT);
-    EXPECT_EQ(mok_last_error(), text);
-  };
-  expect([](MokCudaOptions& o) { o.rank = 2; }, "options.rank: expected 0 to 1, got 2");
-  expect([](MokCudaOptions& o) { o.ep_size = 73; }, "options.ep_size: expected 1 to 72, got 73");
-  expect([](MokCudaOptions& o) { o.hidden = 12; },
-         "options.hidden: expected a multiple of 8, got 12");
-  expect([](MokCudaOptions& o) { o.timeout_seconds = 0; },
-         "options.timeout_seconds: expected a number in (0, 1e9), got 0");
-  expect([](MokCudaOptions& o) { o.max_tokens = 1 << 30; },
-         "options: expected ep_size * max_tokens * topk to be at most 1073741823, got 2 * "
-         "1073741824 * 2");
-}
-
 // The bound that compilers plan with holds for every layer.
 TEST(MokCudaTest, ScheduleWordsStayBelowTheirBound) {
   for (const int64_t tokens : {0, 1, 9, 300, 5000}) {
@@ -223,7 +157,7 @@ TEST(MokCudaTest, ScheduleWordsStayBelowTheirBound) {
         options.timeout_seconds = 1;
         StartCase({1, 0.1});
         void* memory = runtime::AllocateDevice(0, 1 << 20, "state").value();
-        MokCudaAddresses addresses{sizeof(addresses), &memory, memory, &options};
+        MokCudaAddresses addresses{sizeof(addresses), &memory, memory, memory};
         MokCudaWorkspace* workspace = nullptr;
         ASSERT_EQ(mok_cuda_workspace_create(&options, &addresses, &workspace), MOK_OK);
         MokCudaLayer layer{};

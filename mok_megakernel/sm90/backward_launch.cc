@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/device/runtime.h"
 #include "mok_gemm/sm90/tensor_maps.h"
 #include "mok_megakernel/sm90/pass_params_builder.h"
@@ -60,35 +61,35 @@ class ParamsBuilder : PassParamsBuilder<BackwardParams, BackwardArguments> {
 
  private:
   Status Check() const {
-    const BackwardArguments::Tokens& tokens = arguments_.tokens;
     MOK_RETURN_IF_ERROR(CheckCall("fused_backward_reduce", config_.fused_backward_reduce));
-    if (has_tokens()) {
-      MOK_RETURN_IF_ERROR(RequireAligned("d_out", tokens.d_out));
-      MOK_RETURN_IF_ERROR(RequireAligned("d_x", tokens.d_x));
-      MOK_RETURN_IF_ERROR(RequireAligned("d_topk_weight", tokens.d_topk_weight));
-      if ((tokens.shared_scale == nullptr) != (tokens.d_shared_scale == nullptr)) {
-        return InvalidArgumentError("d_shared_scale is ",
-                                    tokens.d_shared_scale == nullptr ? "null" : "given",
-                                    ", expected the same of it as of shared_scale");
-      }
-    }
-    if (arguments_.kept_macrobatches < 0 || arguments_.kept_macrobatches > 1) {
-      return InvalidArgumentError("kept_macrobatches is ", arguments_.kept_macrobatches,
-                                  ", expected 0 or 1");
-    }
+    if (has_tokens()) MOK_RETURN_IF_ERROR(CheckGradsOfTokens());
+    MOK_RETURN_IF_ERROR(CheckRange("kept_macrobatches", arguments_.kept_macrobatches, 0, 1));
     if (shape_.num_local_experts > 0) {
       MOK_RETURN_IF_ERROR(CheckGrads("d_routed", arguments_.d_routed));
     }
     return has_shared() ? CheckGrads("d_shared", arguments_.d_shared) : OkStatus();
   }
 
+  Status CheckGradsOfTokens() const {
+    const BackwardArguments::Tokens& tokens = arguments_.tokens;
+    const BackwardArguments::Peers& peers = arguments_.peers;
+    MOK_RETURN_IF_ERROR(CheckTensor("topk_weight", peers.topk_weight_of_rank[peers.rank]));
+    MOK_RETURN_IF_ERROR(CheckTensor("d_out", tokens.d_out));
+    MOK_RETURN_IF_ERROR(CheckTensor("d_x", tokens.d_x));
+    MOK_RETURN_IF_ERROR(CheckTensor("d_topk_weight", tokens.d_topk_weight));
+    if (tokens.shared_scale != nullptr) {
+      return CheckTensor("d_shared_scale", tokens.d_shared_scale);
+    }
+    if (tokens.d_shared_scale == nullptr) return OkStatus();
+    return InvalidArgumentError("d_shared_scale: expected null without shared_scale");
+  }
+
   static Status CheckGrads(const char* name, const BackwardArguments::WeightGrads& grads) {
     for (const void* pointer : {grads.gate, grads.up, grads.down}) {
-      if (pointer != nullptr) MOK_RETURN_IF_ERROR(RequireAligned(name, pointer));
+      if (pointer != nullptr) MOK_RETURN_IF_ERROR(CheckTensor(name, pointer));
     }
     if (grads.dtype == DType::kBf16 || grads.dtype == DType::kFp32) return OkStatus();
-    return InvalidArgumentError(name, ".dtype is ", DTypeName(grads.dtype),
-                                ", expected bf16 or fp32");
+    return TypeMismatchError(name, ".dtype: expected bf16 or fp32, got ", DTypeName(grads.dtype));
   }
 
   void FillShape() {

@@ -318,15 +318,16 @@ TEST(BackwardTest, ErrorsNameTheArgument) {
     return params.ok() ? std::string() : std::string(params.status().message());
   };
   EXPECT_EQ(error([](BackwardArguments&) {}), "");
-  EXPECT_EQ(error([](BackwardArguments& a) { a.tokens.d_out = nullptr; }), "d_out is null");
+  EXPECT_EQ(error([](BackwardArguments& a) { a.tokens.d_out = nullptr; }),
+            "d_out: expected a pointer, got null");
   EXPECT_EQ(error([](BackwardArguments& a) { a.tokens.id_bytes = 2; }),
-            "id_bytes is 2, expected 4 or 8");
+            "topk_idx_bytes: expected 4 or 8, got 2");
   EXPECT_EQ(error([](BackwardArguments& a) { a.kept_macrobatches = 2; }),
-            "kept_macrobatches is 2, expected 0 or 1");
+            "kept_macrobatches: expected 0 to 1, got 2");
   EXPECT_EQ(error([](BackwardArguments& a) { a.d_routed.dtype = DType::kE4m3; }),
-            "d_routed.dtype is e4m3, expected bf16 or fp32");
+            "d_routed.dtype: expected bf16 or fp32, got e4m3");
   EXPECT_EQ(error([](BackwardArguments& a) { a.tokens.d_shared_scale = a.tokens.d_topk_weight; }),
-            "d_shared_scale is given, expected the same of it as of shared_scale");
+            "d_shared_scale: expected null without shared_scale");
 }
 
 }  // namespace

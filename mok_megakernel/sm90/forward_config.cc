@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "mok_comm/sm90/exchange_params.h"
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_gemm/sm90/tensor_maps.h"
 #include "mok_schedule/ring_plan.h"
@@ -32,26 +33,15 @@ constexpr int32_t kMinibatchTiles = 4;
 constexpr uint64_t kPushSlowdownBesidePulls = 8;
 constexpr int32_t kSeatsPerCommSm = 6;  // push warps of a block that only exchanges
 
-Status CheckField(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return OkStatus();
-  return InvalidArgumentError(name, " is ", value, ", expected ", low, " to ", high);
-}
-
-Status CheckMultiple(const char* name, int64_t value, int64_t low, int64_t factor) {
-  if (value >= low && value <= INT32_MAX && value % factor == 0) return OkStatus();
-  return InvalidArgumentError(name, " is ", value, ", expected a multiple of ", factor,
-                              " that is at least ", low);
-}
-
 Status CheckShape(const ForwardLayerShape& shape) {
-  MOK_RETURN_IF_ERROR(CheckField("max_tokens", shape.max_tokens, 0, INT32_MAX / 2));
+  MOK_RETURN_IF_ERROR(CheckRange("max_tokens", shape.max_tokens, 0, INT32_MAX / 2));
   MOK_RETURN_IF_ERROR(CheckMultiple("hidden", shape.hidden, 8, 8));
   MOK_RETURN_IF_ERROR(CheckMultiple("intermediate", shape.intermediate, 8, 8));
   MOK_RETURN_IF_ERROR(CheckMultiple("shared_intermediate", shape.shared_intermediate, 0, 8));
-  MOK_RETURN_IF_ERROR(CheckField("topk", shape.topk, 1, 1 << 16));
-  MOK_RETURN_IF_ERROR(CheckField("ep_size", shape.ep_size, 1, kMaxExchangeRanks));
-  MOK_RETURN_IF_ERROR(CheckField("num_experts", shape.num_experts, 1, INT32_MAX));
-  return CheckField("num_local_experts", shape.num_local_experts, 0, shape.num_experts);
+  MOK_RETURN_IF_ERROR(CheckRange("topk", shape.topk, 1, 1 << 16));
+  MOK_RETURN_IF_ERROR(CheckRange("ep_size", shape.ep_size, 1, kMaxExchangeRanks));
+  MOK_RETURN_IF_ERROR(CheckRange("num_experts", shape.num_experts, 1, INT32_MAX));
+  return CheckRange("num_local_experts", shape.num_local_experts, 0, shape.num_experts);
 }
 
 // The largest equal part of a row that fits.
@@ -147,10 +137,10 @@ StatusOr<ForwardConfig> SelectForwardConfig(const ForwardLayerShape& shape,
                                             const HopperDevice& device,
                                             const ForwardOptions& options) {
   MOK_RETURN_IF_ERROR(CheckShape(shape));
-  MOK_RETURN_IF_ERROR(CheckField("num_sms", options.num_sms, 0, device.num_sms));
+  MOK_RETURN_IF_ERROR(CheckRange("num_sms", options.num_sms, 0, device.num_sms));
   ForwardConfig config;
   config.num_blocks = options.num_sms > 0 ? options.num_sms : device.num_sms;
-  MOK_RETURN_IF_ERROR(CheckField("num_comm_sms", options.num_comm_sms, 0, config.num_blocks - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("num_comm_sms", options.num_comm_sms, 0, config.num_blocks - 1));
   MOK_RETURN_IF_ERROR(CheckMultiple("minibatch_rows", options.minibatch_rows, 0, kRowBlock));
   MOK_RETURN_IF_ERROR(CheckMultiple("macrobatch_rows", options.macrobatch_rows, 0, kRowBlock));
   config.num_comm_sms = options.num_comm_sms;

@@ -129,14 +129,14 @@ TEST(ForwardConfigTest, ErrorsNameTheField) {
   };
   ForwardLayerShape shape = Kimi();
   shape.hidden = 7170;
-  EXPECT_EQ(error(shape, {}), "hidden is 7170, expected a multiple of 8 that is at least 8");
+  EXPECT_EQ(error(shape, {}), "hidden: expected a multiple of 8 from 8 to 2^31 - 1, got 7170");
   shape = Kimi();
   shape.ep_size = 73;
-  EXPECT_EQ(error(shape, {}), "ep_size is 73, expected 1 to 72");
-  EXPECT_EQ(error(Kimi(), {.num_sms = 133}), "num_sms is 133, expected 0 to 132");
-  EXPECT_EQ(error(Kimi(), {.num_comm_sms = 132}), "num_comm_sms is 132, expected 0 to 131");
+  EXPECT_EQ(error(shape, {}), "ep_size: expected 1 to 72, got 73");
+  EXPECT_EQ(error(Kimi(), {.num_sms = 133}), "num_sms: expected 0 to 132, got 133");
+  EXPECT_EQ(error(Kimi(), {.num_comm_sms = 132}), "num_comm_sms: expected 0 to 131, got 132");
   EXPECT_EQ(error(Kimi(), {.minibatch_rows = 100}),
-            "minibatch_rows is 100, expected a multiple of 128 that is at least 0");
+            "minibatch_rows: expected a multiple of 128 from 0 to 2^31 - 1, got 100");
 }
 
 }  // namespace

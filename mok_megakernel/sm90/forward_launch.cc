@@ -24,8 +24,8 @@ class ParamsBuilder : PassParamsBuilder<ForwardParams, ForwardArguments> {
   Status Check() const {
     MOK_RETURN_IF_ERROR(CheckCall("fused_forward_reduce", config_.fused_forward_reduce));
     if (!has_tokens()) return OkStatus();
-    MOK_RETURN_IF_ERROR(RequireAligned("topk_weight", arguments_.tokens.topk_weight));
-    return RequireAligned("out", arguments_.tokens.out);
+    MOK_RETURN_IF_ERROR(CheckTensor("topk_weight", arguments_.tokens.topk_weight));
+    return CheckTensor("out", arguments_.tokens.out);
   }
 
   void FillShape() {

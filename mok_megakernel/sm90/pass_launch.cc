@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
 #include "mok_schedule/routing_table.h"
@@ -52,10 +53,8 @@ PassSignals MakePassSignals(const PassMemory& memory, DeviceWaitRecord* record, 
   return signals;
 }
 
-Status RequireAligned(const char* name, const void* pointer) {
-  if (pointer == nullptr) return InvalidArgumentError(name, " is null");
-  if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) return OkStatus();
-  return InvalidArgumentError(name, " at ", pointer, " is not aligned to 16 bytes");
+Status CheckTensor(const char* name, const void* pointer) {
+  return CheckAligned(name, pointer, kTensorAlignment);
 }
 
 Status CheckChunks(const ForwardConfig& config, const PassKernelInfo& kernel) {

@@ -67,8 +67,9 @@ class PassMemoryLayout {
 PassSignals MakePassSignals(const PassMemory& memory, DeviceWaitRecord* record, uint64_t timeout_ns,
                             int32_t rank);
 
-// Checks of arguments; errors name the field.
-Status RequireAligned(const char* name, const void* pointer);
+// Tensors are aligned to this, as tensor maps and vectors of 16 bytes need it.
+inline constexpr int64_t kTensorAlignment = 16;
+Status CheckTensor(const char* name, const void* pointer);
 Status CheckChunks(const ForwardConfig& config, const PassKernelInfo& kernel);
 
 // ceil(width / columns).

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "mok_comm/sm90/exchange_params.h"
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_core/dtype.h"
 #include "mok_core/status.h"
@@ -31,28 +32,23 @@ class PassParamsBuilder {
   // fused_reduce: the configuration's of this pass; its name, for the error.
   Status CheckCall(const char* fused_name, int32_t fused_reduce) const {
     const auto& tokens = arguments_.tokens;
-    if (tokens.num_tokens < 0 || tokens.num_tokens > shape_.max_tokens) {
-      return InvalidArgumentError("num_tokens is ", tokens.num_tokens, ", expected 0 to ",
-                                  shape_.max_tokens);
-    }
-    if (has_tokens()) {
-      MOK_RETURN_IF_ERROR(RequireAligned("x", tokens.x));
-      MOK_RETURN_IF_ERROR(RequireAligned("expert_ids", tokens.expert_ids));
-    }
+    MOK_RETURN_IF_ERROR(CheckRange("num_tokens", tokens.num_tokens, 0, shape_.max_tokens));
+    MOK_RETURN_IF_ERROR(CheckTokens());
     if (tokens.id_bytes != 4 && tokens.id_bytes != 8) {
-      return InvalidArgumentError("id_bytes is ", tokens.id_bytes, ", expected 4 or 8");
+      return InvalidArgumentError("topk_idx_bytes: expected 4 or 8, got ", tokens.id_bytes);
     }
     if (!(arguments_.swiglu_limit > 0)) {
-      return InvalidArgumentError("swiglu_limit is ", arguments_.swiglu_limit,
-                                  ", expected more than 0");
+      return InvalidArgumentError("swiglu_limit: expected more than 0, got ",
+                                  arguments_.swiglu_limit);
     }
     if (fused_reduce > 0 && !has_shared()) {
-      return InvalidArgumentError(fused_name, " is ", fused_reduce,
-                                  ", expected 0: there is no shared expert");
+      return InvalidArgumentError(fused_name, ": expected 0 without a shared expert, got ",
+                                  fused_reduce);
     }
     MOK_RETURN_IF_ERROR(CheckWeights());
+    MOK_RETURN_IF_ERROR(CheckContext());
     MOK_RETURN_IF_ERROR(CheckChunks(config_, kernel_));
-    return RequireAligned("wait record", arguments_.record);
+    return CheckTensor("record", arguments_.record);
   }
 
   void FillCommonShape(Pass pass, int32_t fused_reduce) {
@@ -111,17 +107,40 @@ class PassParamsBuilder {
   Params params_ = {};
 
  private:
+  Status CheckTokens() const {
+    const auto& tokens = arguments_.tokens;
+    if (tokens.shared_scale != nullptr && !has_shared()) {
+      return InvalidArgumentError("shared_scale: expected null without a shared expert");
+    }
+    if (!has_tokens()) return OkStatus();
+    MOK_RETURN_IF_ERROR(CheckTensor("x", tokens.x));
+    MOK_RETURN_IF_ERROR(CheckTensor("topk_idx", tokens.expert_ids));
+    return tokens.shared_scale != nullptr ? CheckTensor("shared_scale", tokens.shared_scale)
+                                          : OkStatus();
+  }
+
   Status CheckWeights() const {
     const auto& weights = arguments_.weights;
     if (shape_.num_local_experts > 0) {
-      MOK_RETURN_IF_ERROR(RequireAligned("gate weights", weights.gate));
-      MOK_RETURN_IF_ERROR(RequireAligned("up weights", weights.up));
-      MOK_RETURN_IF_ERROR(RequireAligned("down weights", weights.down));
+      MOK_RETURN_IF_ERROR(CheckTensor("routed.gate", weights.gate));
+      MOK_RETURN_IF_ERROR(CheckTensor("routed.up", weights.up));
+      MOK_RETURN_IF_ERROR(CheckTensor("routed.down", weights.down));
     }
     if (!has_shared()) return OkStatus();
-    MOK_RETURN_IF_ERROR(RequireAligned("shared gate weights", weights.shared_gate));
-    MOK_RETURN_IF_ERROR(RequireAligned("shared up weights", weights.shared_up));
-    return RequireAligned("shared down weights", weights.shared_down);
+    MOK_RETURN_IF_ERROR(CheckTensor("shared.gate", weights.shared_gate));
+    MOK_RETURN_IF_ERROR(CheckTensor("shared.up", weights.shared_up));
+    return CheckTensor("shared.down", weights.shared_down);
+  }
+
+  // The ring always: which routes lead here the host does not know.
+  Status CheckContext() const {
+    const auto& context = arguments_.context;
+    MOK_RETURN_IF_ERROR(CheckTensor("context.ring_x", context.ring_x));
+    MOK_RETURN_IF_ERROR(CheckTensor("context.ring_gate", context.ring_gate));
+    MOK_RETURN_IF_ERROR(CheckTensor("context.ring_up", context.ring_up));
+    if (!has_shared() || !has_tokens()) return OkStatus();
+    MOK_RETURN_IF_ERROR(CheckTensor("context.shared_gate", context.shared_gate));
+    return CheckTensor("context.shared_up", context.shared_up);
   }
 
   RowExchange Rows(BFloat16* local, BFloat16* const* of_rank) const {

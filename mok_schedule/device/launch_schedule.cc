@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
 
@@ -12,26 +13,20 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-Status CheckRange(const char* name, int64_t value, int64_t smallest, int64_t largest) {
-  if (value >= smallest && value <= largest) return OkStatus();
-  return InvalidArgumentError("schedule: ", name, ": expected ", smallest, " to ", largest,
-                              ", got ", value);
-}
-
 Status CheckParams(const ScheduleParams& params) {
   const ScheduleParams::Layer& layer = params.layer;
-  MOK_RETURN_IF_ERROR(CheckRange("ep_size", layer.ep_size, 1, kMaxScheduleRanks));
-  MOK_RETURN_IF_ERROR(CheckRange("rank", layer.rank, 0, layer.ep_size - 1));
-  MOK_RETURN_IF_ERROR(CheckRange("topk", layer.topk, 1, kMaxInt32));
-  MOK_RETURN_IF_ERROR(CheckRange("num_experts", layer.num_experts, 0, kMaxInt32));
-  MOK_RETURN_IF_ERROR(CheckRange("num_local_experts", params.schedule.num_local_experts, 0,
-                                 std::min<int64_t>(kMaxScheduleExperts, layer.num_experts)));
-  MOK_RETURN_IF_ERROR(CheckRange("first_expert", layer.first_expert, 0,
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: ep_size", layer.ep_size, 1, kMaxScheduleRanks));
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: rank", layer.rank, 0, layer.ep_size - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: topk", layer.topk, 1, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: num_experts", layer.num_experts, 0, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: num_local_experts", params.schedule.num_local_experts,
+                                 0, std::min<int64_t>(kMaxScheduleExperts, layer.num_experts)));
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: first_expert", layer.first_expert, 0,
                                  layer.num_experts - params.schedule.num_local_experts));
   MOK_RETURN_IF_ERROR(
-      CheckRange("macrobatch_blocks", params.schedule.macrobatch_blocks, 1, kMaxInt32));
-  MOK_RETURN_IF_ERROR(
-      CheckRange("num_tokens", params.tokens.num_tokens, 0, params.exchange.layout.max_tokens()));
+      CheckRange("schedule: macrobatch_blocks", params.schedule.macrobatch_blocks, 1, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: num_tokens", params.tokens.num_tokens, 0,
+                                 params.exchange.layout.max_tokens()));
   if (params.tokens.id_bytes != 4 && params.tokens.id_bytes != 8) {
     return InvalidArgumentError("schedule: id_bytes: expected 4 or 8, got ",
                                 params.tokens.id_bytes);
@@ -39,8 +34,8 @@ Status CheckParams(const ScheduleParams& params) {
   // Rows, and routes of all ranks, are numbered in int32. With this bound every batch fits.
   const int64_t rows = RoutingTableCapacityRows(layer.ep_size * params.exchange.layout.max_tokens(),
                                                 layer.topk, params.schedule.num_local_experts);
-  MOK_RETURN_IF_ERROR(CheckRange("rows of the largest batch", rows, 0, kMaxInt32));
-  return CheckRange("routes of the largest batch",
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: rows of the largest batch", rows, 0, kMaxInt32));
+  return CheckRange("schedule: routes of the largest batch",
                     layer.ep_size * params.exchange.layout.max_tokens() * layer.topk, 0, kMaxInt32);
 }
 
@@ -55,7 +50,7 @@ int ScheduleGridBlocks(int64_t max_total_routes, int num_multiprocessors, int th
 Status LaunchSchedule(const ScheduleKernelInfo& kernel, const ScheduleParams& params,
                       const ScheduleLaunch& launch) {
   MOK_RETURN_IF_ERROR(CheckParams(params));
-  MOK_RETURN_IF_ERROR(CheckRange("grid_blocks", launch.grid_blocks, 2, kMaxInt32));
+  MOK_RETURN_IF_ERROR(CheckRange("schedule: grid_blocks", launch.grid_blocks, 2, kMaxInt32));
   runtime::LaunchConfig config;
   config.grid = {static_cast<uint32_t>(launch.grid_blocks), 1, 1};
   config.block = {static_cast<uint32_t>(kernel.threads), 1, 1};
