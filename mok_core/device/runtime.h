@@ -14,6 +14,13 @@ namespace mok::runtime {
 // Devices that can be used.
 StatusOr<int> DeviceCount();
 
+struct DeviceProperties {
+  int num_multiprocessors;
+  int compute_major, compute_minor;  // compute capability
+};
+// 0 <= device < DeviceCount().
+StatusOr<DeviceProperties> QueryDevice(int device);
+
 // Memory of one device. `name` appears in the emulator's reports.
 StatusOr<void*> AllocateDevice(int device, size_t bytes, const char* name);
 // Host memory that every device can access at the same address. Zeroed.
@@ -24,7 +31,9 @@ Status Free(void* pointer);
 // Kernels on `device` may access memory of `peer`.
 Status EnablePeerAccess(int device, int peer);
 
-// Blocking copies, ordered after nothing: synchronise first.
+// Blocking copies, ordered after nothing: synchronise first to see what kernels have written. Those
+// between host and device need no SM, so that kernels which hold all of them, waiting for the host
+// or for another GPU, do not keep them from ending; Fill may need one.
 Status CopyToDevice(void* device, const void* host, size_t bytes);
 Status CopyToHost(void* host, const void* device, size_t bytes);
 Status Fill(void* device, unsigned char value, size_t bytes);

@@ -15,8 +15,11 @@
 namespace mok::runtime {
 namespace {
 
+// The error becomes a Status alone: a program that links MoK and asks cudaGetLastError() after its
+// own calls must not find it there.
 Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return OkStatus();
+  (void)cudaGetLastError();
   const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::kResourceExhausted
                           : error == cudaErrorNoDevice       ? StatusCode::kUnavailable
                                                              : StatusCode::kInternal;
@@ -61,8 +64,21 @@ Status AllowSharedMemory(const void* kernel, int device, size_t bytes) {
   return OkStatus();
 }
 
-// Runs a call with the device current that owns the memory, whatever the caller's is. cudaMemset
-// needs that, and synchronising the default stream means this device's.
+// A stream of the current device on which copies follow nothing but each other: the default stream
+// would wait for all work on streams that are not created as non-blocking.
+StatusOr<cudaStream_t> CopyStream(int device) {
+  static std::mutex mutex;
+  static std::map<int, cudaStream_t> streams;
+  const std::lock_guard<std::mutex> lock(mutex);
+  cudaStream_t& stream = streams[device];
+  if (stream == nullptr) {
+    MOK_RETURN_IF_ERROR(FromCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                                 "cudaStreamCreateWithFlags"));
+  }
+  return stream;
+}
+
+// Runs a call with the device current that owns the memory, whatever the caller's is.
 template <class Call>
 Status OnDeviceOf(const void* memory, Call call) {
   cudaPointerAttributes attributes;
@@ -74,6 +90,16 @@ Status OnDeviceOf(const void* memory, Call call) {
   DeviceGuard guard(attributes.device);
   MOK_RETURN_IF_ERROR(guard.status());
   return call(attributes);
+}
+
+// Queues a call on the copy stream of the device that owns the memory, and waits for it.
+template <class Call>
+Status CopyOnDeviceOf(const void* memory, const char* what, Call call) {
+  return OnDeviceOf(memory, [&](const cudaPointerAttributes& attributes) {
+    MOK_ASSIGN_OR_RETURN(const cudaStream_t stream, CopyStream(attributes.device));
+    MOK_RETURN_IF_ERROR(FromCuda(call(stream), what));
+    return FromCuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  });
 }
 
 StatusOr<PFN_cuTensorMapEncodeTiled_v12000> TensorMapEncoder() {
@@ -106,9 +132,23 @@ CUtensorMapSwizzle SwizzleMode(Swizzle swizzle) {
 StatusOr<int> DeviceCount() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) return 0;
+  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
+    (void)cudaGetLastError();
+    return 0;
+  }
   MOK_RETURN_IF_ERROR(FromCuda(error, "cudaGetDeviceCount"));
   return count;
+}
+
+StatusOr<DeviceProperties> QueryDevice(int device) {
+  const auto query = [device](cudaDeviceAttr attribute, int* value) {
+    return FromCuda(cudaDeviceGetAttribute(value, attribute, device), "cudaDeviceGetAttribute");
+  };
+  DeviceProperties properties = {};
+  MOK_RETURN_IF_ERROR(query(cudaDevAttrMultiProcessorCount, &properties.num_multiprocessors));
+  MOK_RETURN_IF_ERROR(query(cudaDevAttrComputeCapabilityMajor, &properties.compute_major));
+  MOK_RETURN_IF_ERROR(query(cudaDevAttrComputeCapabilityMinor, &properties.compute_minor));
+  return properties;
 }
 
 StatusOr<void*> AllocateDevice(int device, size_t bytes, const char* name) {
@@ -164,25 +204,22 @@ Status EnablePeerAccess(int device, int peer) {
 
 Status CopyToDevice(void* device, const void* host, size_t bytes) {
   if (bytes == 0) return OkStatus();
-  return OnDeviceOf(device, [&](const cudaPointerAttributes&) {
-    MOK_RETURN_IF_ERROR(FromCuda(cudaMemcpy(device, host, bytes, cudaMemcpyDefault), "cudaMemcpy"));
-    // From pageable memory cudaMemcpy returns before the last bytes have arrived.
-    return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  return CopyOnDeviceOf(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, stream);
   });
 }
 
 Status CopyToHost(void* host, const void* device, size_t bytes) {
   if (bytes == 0) return OkStatus();
-  return OnDeviceOf(device, [&](const cudaPointerAttributes&) {
-    return FromCuda(cudaMemcpy(host, device, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  return CopyOnDeviceOf(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, stream);
   });
 }
 
 Status Fill(void* device, unsigned char value, size_t bytes) {
   if (bytes == 0) return OkStatus();
-  return OnDeviceOf(device, [&](const cudaPointerAttributes&) {
-    MOK_RETURN_IF_ERROR(FromCuda(cudaMemset(device, value, bytes), "cudaMemset"));
-    return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  return CopyOnDeviceOf(device, "cudaMemsetAsync", [&](cudaStream_t stream) {
+    return cudaMemsetAsync(device, value, bytes, stream);
   });
 }
 

@@ -22,6 +22,8 @@ struct Options {
   bool check_races = true;
   // Blocks resident at once on each device (one per SM).
   int processors_per_device = 132;
+  // What the devices say of themselves; every instruction runs on all.
+  int compute_major = 9, compute_minor = 0;
   // A state in which nothing can happen is an error ("deadlock") unless this is set: then virtual
   // time runs ahead, so that bounded waits of the kernel expire as they would on a GPU. Unset, it
   // runs ahead by at most 0.1 s, for code that only sleeps: give waits longer timeouts than that.

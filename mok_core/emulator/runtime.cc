@@ -3,12 +3,20 @@
 
 #include <cstring>
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tensor_map.h"
 
 namespace mok::runtime {
 
 StatusOr<int> DeviceCount() { return emulator::kMaxDevices; }
+
+StatusOr<DeviceProperties> QueryDevice(int device) {
+  MOK_RETURN_IF_ERROR(CheckRange("device", device, 0, emulator::kMaxDevices - 1));
+  const emulator::Options& options = emulator::CurrentOptions();
+  return DeviceProperties{options.processors_per_device, options.compute_major,
+                          options.compute_minor};
+}
 
 StatusOr<void*> AllocateDevice(int device, size_t bytes, const char* name) {
   void* pointer = emulator::AllocateDevice(device, bytes, name);
