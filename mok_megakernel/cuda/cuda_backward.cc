@@ -25,6 +25,14 @@ BackwardArguments::WeightGrads Grads(const MokWeightGrads& from) {
 
 }  // namespace
 
+Status CudaWorkspace::CheckXOfBackward(const void* x, int64_t num_tokens) const {
+  if (!IsInHeap(x, num_tokens) || holds_callers_x_) return OkStatus();
+  return FailedPreconditionError(
+      "x: lies where the workspace keeps x for the other ranks, and another forward or backward, "
+      "with its x elsewhere, has put its own there: expected no such call between a forward that "
+      "finds its x there and its backward, or a copy of x for the backward");
+}
+
 Status CudaWorkspace::StageBackward(const BackwardParams& pass, const MokCudaBackwardArgs& args,
                                     int32_t num_sms) const {
   if (shape_.ep_size == 1) return OkStatus();
@@ -82,6 +90,7 @@ BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
 
 Status CudaWorkspace::Backward(const MokCudaLayer& layer, const MokCudaBackwardArgs& args) {
   MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanPass(layer, args));
+  MOK_RETURN_IF_ERROR(CheckXOfBackward(args.layer.x, layer.num_tokens));
   MOK_RETURN_IF_ERROR(CheckGradDType("d_routed", args.d_routed));
   MOK_RETURN_IF_ERROR(CheckGradDType("d_shared", args.d_shared));
   const PassKernelInfo kernel = BackwardKernelOf(plan.config.order);
@@ -90,6 +99,7 @@ Status CudaWorkspace::Backward(const MokCudaLayer& layer, const MokCudaBackwardA
       const BackwardParams params,
       MakeBackwardParams(plan.shape, config, kernel, ArgumentsOfBackward(plan, layer, args)));
   if (args.part == MOK_CUDA_WHOLE || args.part == MOK_CUDA_STAGE) {
+    NoteX(args.layer.x, layer.num_tokens);
     MOK_RETURN_IF_ERROR(StageBackward(params, args, config.num_blocks));
     if (args.part == MOK_CUDA_STAGE) return OkStatus();
   }

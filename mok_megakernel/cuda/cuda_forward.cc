@@ -7,13 +7,12 @@ namespace mok {
 
 Status CudaWorkspace::StageX(const MokCudaForwardArgs& args, int64_t num_tokens,
                              int32_t num_sms) const {
-  if (shape_.ep_size == 1) return OkStatus();
-  void* staged = heap_.At<void>(own_heap(), CudaHeapLayout::kX);
-  if (args.layer.x == staged) return OkStatus();
+  if (shape_.ep_size == 1 || IsInHeap(args.layer.x, num_tokens)) return OkStatus();
   const int64_t row_bytes = shape_.hidden * static_cast<int64_t>(sizeof(BFloat16));
   StageRowsParams params = {};
   params.num_copies = num_tokens > 0 ? 1 : 0;
-  params.copies[0] = {args.layer.x, staged, num_tokens * row_bytes};
+  params.copies[0] = {args.layer.x, heap_.At<void>(own_heap(), CudaHeapLayout::kX),
+                      num_tokens * row_bytes};
   return LaunchStageRows(StageRowsKernelAddress(), params, num_sms, shape_.device, args.stream);
 }
 
@@ -36,6 +35,7 @@ Status CudaWorkspace::Forward(const MokCudaLayer& layer, const MokCudaForwardArg
   MOK_ASSIGN_OR_RETURN(const ForwardParams params,
                        MakeForwardParams(plan.shape, config, kernel, Arguments(plan, layer, args)));
   if (args.part == MOK_CUDA_WHOLE || args.part == MOK_CUDA_STAGE) {
+    NoteX(args.layer.x, layer.num_tokens);
     MOK_RETURN_IF_ERROR(StageX(args, layer.num_tokens, config.num_blocks));
     if (args.part == MOK_CUDA_STAGE) return OkStatus();
   }

@@ -102,6 +102,7 @@ void CudaRanks::MakeMemory(int index) {
   rank.options.device = rank.device;
   rank.options.num_sms = options_.num_sms;
   rank.options.timeout_seconds = options_.timeout_seconds;
+  if (options_.change_options) options_.change_options(index, rank.options);
   SetSize(rank.memory);
   MustSucceed(mok_cuda_memory(&rank.options, &rank.memory));
   rank.heap = Allocate(rank.device, rank.memory.heap_bytes, "heap");

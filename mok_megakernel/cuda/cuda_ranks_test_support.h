@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "mok_megakernel/layer_test_support.h"
@@ -23,6 +24,8 @@ struct CudaRanksOptions {
   DType grad_dtype = DType::kBf16;
   bool accumulate = false;
   double initial_grad = 0;  // with accumulate: what the weight gradients hold before
+  // Of one rank's workspace, before it is made; null: nothing.
+  std::function<void(int rank, MokCudaOptions& options)> change_options;
 };
 
 // SmallLayer with a scaled shared expert on 1, 2 or 3 ranks; the first two hold the same batch.

@@ -14,6 +14,15 @@ namespace mok {
 static_assert(MOK_CUDA_MAX_RANKS == kMaxExchangeRanks);
 static_assert(MOK_CUDA_MAX_RANKS <= kMaxScheduleRanks);
 
+namespace {
+
+// Of a record that a kernel may be writing: whether it is complete, and what it holds may be read.
+bool IsWritten(uint32_t& state) {
+  return std::atomic_ref<uint32_t>(state).load(std::memory_order_acquire) == 2;
+}
+
+}  // namespace
+
 CudaWorkspace::CudaWorkspace(const CudaWorkspaceShape& shape, void* const* heap_of_rank,
                              void* state, CudaRecords* records)
     : shape_(shape), heap_(shape), state_layout_(shape), state_(state), records_(records) {
@@ -50,26 +59,31 @@ Status CudaWorkspace::CheckUsable() const {
                                  "backward that other ranks took part in: make a new workspace");
 }
 
-Status CudaWorkspace::CheckWaits() const {
+Status CudaWorkspace::CheckScheduleWait() const {
   const DeviceWaitRecord& schedule = records_->schedule_wait;
-  if (schedule.state == 2 && schedule.task_kind == static_cast<int32_t>(ScheduleWait::kRank)) {
+  if (!IsWritten(records_->schedule_wait.state)) return OkStatus();
+  if (schedule.task_kind == static_cast<int32_t>(ScheduleWait::kRank)) {
     return DeadlineExceededError("rank ", schedule.rank, " waited ", schedule.waited_ns / 1000000,
                                  " ms for the expert ids of rank ", schedule.task, " in batch ",
                                  schedule.expected, ", which it last sent in batch ",
                                  schedule.observed);
   }
-  MOK_RETURN_IF_ERROR(CheckDeviceWaitRecord(schedule, {nullptr, ScheduleWaitName}));
-  return CheckForwardRecord(records_->pass_wait);
+  return CheckDeviceWaitRecord(schedule, {nullptr, ScheduleWaitName});
+}
+
+Status CudaWorkspace::CheckWaits() const {
+  MOK_RETURN_IF_ERROR(CheckScheduleWait());
+  return IsWritten(records_->pass_wait.state) ? CheckPassRecord(records_->pass_wait) : OkStatus();
 }
 
 Status CudaWorkspace::Check(void* stream) {
   MOK_RETURN_IF_ERROR(CheckUsable());
   ScheduleErrorRecord& record = records_->schedule_error;
-  std::atomic_ref<uint32_t> state(record.state);
-  if (state.load(std::memory_order_acquire) != 2) return OkStatus();
+  if (!IsWritten(record.state)) return OkStatus();
   const Status error = CheckScheduleErrorRecord(record);
   MOK_RETURN_IF_ERROR(Resume(stream));
-  state.store(0, std::memory_order_release);  // the next one may be recorded
+  // The next one may be recorded.
+  std::atomic_ref<uint32_t>(record.state).store(0, std::memory_order_release);
   return error;
 }
 
@@ -97,6 +111,7 @@ ScheduleParams CudaWorkspace::CommonScheduleParams(const CudaLayerPlan& plan,
   params.layer.rank = shape_.rank;
   params.layer.ep_size = shape_.ep_size;
   params.layer.topk = shape_.topk;
+  params.layer.hidden = shape_.hidden;
   params.layer.num_experts = layer.num_experts;
   params.layer.first_expert = layer.first_expert;
   params.exchange = {state_layout_.At<std::byte*>(state_, CudaStateLayout::kScheduleRegions),

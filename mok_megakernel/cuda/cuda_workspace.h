@@ -40,6 +40,7 @@ class CudaWorkspace {
 
   // Only what kernels waited for in vain.
   Status CheckWaits() const;
+  Status CheckScheduleWait() const;
 
   void* own_heap() const { return heap_of_rank_[static_cast<size_t>(shape_.rank)]; }
   // What all launches of the schedule kernel have in common.
@@ -78,6 +79,17 @@ class CudaWorkspace {
     return plan.pass_memory.At(state_layout_.At<void>(state_, CudaStateLayout::kPasses));
   }
 
+  // Where x has to lie for other ranks, and whether the caller's does already.
+  bool IsInHeap(const void* x, int64_t num_tokens) const {
+    return shape_.ep_size > 1 && num_tokens > 0 &&
+           x == heap_.At<void>(own_heap(), CudaHeapLayout::kX);
+  }
+  // The x of a call that is about to be queued comes to lie in the heap, in place of any other's.
+  void NoteX(const void* x, int64_t num_tokens) {
+    if (shape_.ep_size > 1 && num_tokens > 0) holds_callers_x_ = IsInHeap(x, num_tokens);
+  }
+  // Whether a backward finds its forward's x where that has read it.
+  Status CheckXOfBackward(const void* x, int64_t num_tokens) const;
   Status StageX(const MokCudaForwardArgs& args, int64_t num_tokens, int32_t num_sms) const;
   ForwardArguments Arguments(const CudaLayerPlan& plan, const MokCudaLayer& layer,
                              const MokCudaForwardArgs& args) const;
@@ -92,6 +104,9 @@ class CudaWorkspace {
   Status Leave(int32_t code, void* stream) const;
 
   CudaWorkspaceShape shape_;
+  // The x in this rank's heap is what its caller wrote there for the last forward or backward; else
+  // one of them has copied its own.
+  bool holds_callers_x_ = false;
   // This rank takes part in no call any more.
   bool has_left_ = false;
   // Its word for the next schedule of the others lies ready.

@@ -60,10 +60,14 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
   MOK_ASSIGN_OR_RETURN(const ForwardConfig config, SelectForwardConfig(shape, device, options));
 
   shape.max_tokens = layer.num_tokens;
-  // Its blocks wait for each other too: no more than may be resident beside other kernels.
-  const int grid = ScheduleGridBlocks(ep_size * workspace.max_tokens * workspace.topk,
-                                      layer.num_sms > 0 ? layer.num_sms : workspace.num_sms,
-                                      GetScheduleKernel().threads);
+  // Its blocks wait for each other too: no more than may be resident beside other kernels. Scratch
+  // is for any such number.
+  const auto grid_of = [&](int32_t num_sms) {
+    return ScheduleGridBlocks(ep_size * workspace.max_tokens * workspace.topk, num_sms,
+                              GetScheduleKernel().threads);
+  };
+  const int grid = grid_of(layer.num_sms > 0 ? layer.num_sms : workspace.num_sms);
+  const int largest_grid = grid_of(workspace.num_sms);
   const PassMemoryLayout pass_memory(shape, config);
   const size_t kept_bytes = CudaStateLayout(workspace).pass_bytes();
   if (pass_memory.bytes() > kept_bytes) {
@@ -77,7 +81,7 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
       grid,
       DeviceScheduleLayout(capacity, layer.num_local_experts, config.macrobatch_blocks),
       ScheduleScratchLayout(ep_size, workspace.max_tokens, workspace.topk, layer.num_local_experts,
-                            grid),
+                            largest_grid),
       pass_memory,
       ForwardScratchLayout(shape, config),
       BackwardScratchLayout(shape, config, BackwardKernelOf(config.order))};

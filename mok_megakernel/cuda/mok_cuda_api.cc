@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mok_core/argument_checks.h"
+#include "mok_core/device/runtime.h"
 #include "mok_megakernel/api_error.h"
 #include "mok_megakernel/cuda/cuda_workspace.h"
 #include "mok_megakernel/cuda/matmul.h"
@@ -64,6 +65,22 @@ Status FillMemory(const MokCudaOptions* options, MokCudaMemory* memory) {
   return OkStatus();
 }
 
+// The kernels are sm_90a code, which no other GPU runs.
+Status CheckDevice(const CudaWorkspaceShape& shape) {
+  MOK_ASSIGN_OR_RETURN(const int count, runtime::DeviceCount());
+  if (count == 0) {
+    return UnavailableError(
+        "options.device: expected a GPU of compute capability 9.0, CUDA finds no GPU");
+  }
+  MOK_RETURN_IF_ERROR(CheckRange("options.device", shape.device, 0, count - 1));
+  MOK_ASSIGN_OR_RETURN(const runtime::DeviceProperties found, runtime::QueryDevice(shape.device));
+  if (found.compute_major != 9 || found.compute_minor != 0) {
+    return UnavailableError("options.device: expected a GPU of compute capability 9.0, device ",
+                            shape.device, " has ", found.compute_major, ".", found.compute_minor);
+  }
+  return CheckRange("options.num_sms", shape.num_sms, 2, found.num_multiprocessors);
+}
+
 Status Create(const MokCudaOptions* options, const MokCudaAddresses* addresses,
               MokCudaWorkspace** workspace) {
   MOK_ASSIGN_OR_RETURN(const CudaWorkspaceShape shape, ShapeOf(options));
@@ -72,6 +89,7 @@ Status Create(const MokCudaOptions* options, const MokCudaAddresses* addresses,
   MOK_RETURN_IF_ERROR(
       CheckStructSize("MokCudaAddresses", addresses->struct_size, sizeof(*addresses)));
   MOK_RETURN_IF_ERROR(CheckPointer("addresses.heap_of_rank", addresses->heap_of_rank));
+  MOK_RETURN_IF_ERROR(CheckDevice(shape));
   MOK_ASSIGN_OR_RETURN(CudaWorkspace created,
                        CudaWorkspace::Create(shape, addresses->heap_of_rank, addresses->state,
                                              static_cast<CudaRecords*>(addresses->records)));

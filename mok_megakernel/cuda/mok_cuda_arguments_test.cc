@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "mok_core/device/runtime.h"
+#include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
 #include "mok_megakernel/cuda/cuda_test_cases.h"
@@ -262,6 +263,72 @@ TEST(MokCudaOptionsTest, WrongOptionsAreNamed) {
   expect([](MokCudaOptions& o) { o.max_tokens = 1 << 30; },
          "options: expected ep_size * max_tokens * topk to be at most 1073741823, got 2 * "
          "1073741824 * 2");
+}
+
+class MokCudaDeviceTest : public ::testing::Test {
+ protected:
+  MokCudaDeviceTest() {
+    StartCase({1, 0.1});
+    options_.struct_size = sizeof(options_);
+    options_.ep_size = 1;
+    options_.max_tokens = 5000;
+    options_.hidden = 64;
+    options_.topk = 4;
+    options_.num_sms = 132;
+    options_.timeout_seconds = 1;
+    memory_ = runtime::AllocateDevice(0, 1 << 20, "memory").value();
+  }
+  ~MokCudaDeviceTest() override { mok_cuda_workspace_destroy(workspace_); }
+
+  int32_t Create() {
+    const MokCudaAddresses addresses{sizeof(addresses), &memory_, memory_, memory_};
+    return mok_cuda_workspace_create(&options_, &addresses, &workspace_);
+  }
+
+  MokCudaOptions options_{};
+  void* memory_;
+  MokCudaWorkspace* workspace_ = nullptr;
+};
+
+TEST_F(MokCudaDeviceTest, AGpuThatCannotRunTheKernelsIsRefused) {
+  emulator::Options gpu = emulator::CurrentOptions();
+  for (const auto& [major, minor] : {std::pair{8, 0}, {9, 1}, {10, 0}}) {
+    gpu.compute_major = major;
+    gpu.compute_minor = minor;
+    emulator::Configure(gpu);
+    ExpectError(Create(), MOK_UNAVAILABLE,
+                StrCat("options.device: expected a GPU of compute capability 9.0, device 0 has ",
+                       major, ".", minor));
+  }
+}
+
+TEST_F(MokCudaDeviceTest, DeviceAndSmsAreThoseOfTheMachine) {
+  options_.num_sms = 133;
+  ExpectError(Create(), MOK_INVALID_ARGUMENT, "options.num_sms: expected 2 to 132, got 133");
+  options_.num_sms = 132;
+  options_.device = emulator::kMaxDevices;
+  ExpectError(Create(), MOK_INVALID_ARGUMENT, "options.device: expected 0 to 7, got 8");
+  options_.device = 0;
+  EXPECT_EQ(Create(), MOK_OK) << mok_last_error();
+}
+
+// Scratch for a schedule does not depend on what a build does not have to be told again.
+TEST_F(MokCudaDeviceTest, ScheduleScratchServesAnyNumberOfSms) {
+  ASSERT_EQ(Create(), MOK_OK) << mok_last_error();
+  MokCudaLayer layer{};
+  layer.struct_size = sizeof(layer);
+  layer.num_local_experts = layer.num_experts = 8;
+  layer.intermediate = 8;
+  layer.num_tokens = 5000;
+  layer.macrobatch_rows = 1024;
+  const auto sizes = [&](int32_t num_sms) {
+    layer.num_sms = num_sms;
+    MokCudaLayerMemory memory{};
+    memory.struct_size = sizeof(memory);
+    EXPECT_EQ(mok_cuda_layer_memory(workspace_, &layer, &memory), MOK_OK) << mok_last_error();
+    return std::pair{memory.schedule_bytes, memory.schedule_scratch_bytes};
+  };
+  for (const int32_t num_sms : {2, 10, 132}) EXPECT_EQ(sizes(num_sms), sizes(0)) << num_sms;
 }
 
 TEST(MokCudaMatmulTest, WrongArgumentsAreNamed) {

@@ -93,6 +93,49 @@ TEST(MokCudaBackwardTest, XIsCopiedOnlyIfARankComputesRowsAgain) {
   EXPECT_FALSE(BackwardStagesX(spec, options, {1, 1, 1}));
 }
 
+// x where the forward would copy it to: read there by the forward and by its backward, until
+// another call has put its own x there.
+TEST(MokCudaBackwardTest, XOfTheHeapIsTheForwardsOrRefused) {
+  const LayerData data(SharedLayer());
+  const LayerResult expected = RunBoth(data, OwnDevices());
+  for (const bool is_backward : {false, true}) {
+    CudaRanksOptions options = OwnDevices();
+    options.x_in_heap = true;
+    StartCase({1, 0.1});
+    CudaRanks ranks(data, options);
+    const auto x_of = [&](int rank) { return ranks.rank(rank).forward.layer.x; };
+    const auto use_x = [&](int rank, const void* x) {
+      ranks.rank(rank).forward.layer.x = ranks.rank(rank).backward.layer.x = x;
+    };
+    ranks.QueueAll();
+    EXPECT_EQ(RunBoth(ranks).d_x, expected.d_x);
+    ranks.QueueAll();
+    RunQueued();
+    std::vector<const void*> in_heap;
+    for (int rank = 0; rank < 2; ++rank) {
+      in_heap.push_back(x_of(rank));
+      const size_t bytes = data.spec.tokens[rank] * data.spec.hidden * sizeof(BFloat16);
+      void* const other = runtime::AllocateDevice(rank, bytes, "another x").value();
+      ASSERT_EQ(runtime::Fill(other, 0, bytes), OkStatus());
+      use_x(rank, other);
+    }
+    if (is_backward) {
+      ranks.QueueBackward();
+    } else {
+      ranks.QueueAll();
+    }
+    RunQueued();
+    for (int rank = 0; rank < 2; ++rank) {
+      use_x(rank, in_heap[rank]);
+      for (const int32_t part : {MOK_CUDA_WHOLE, MOK_CUDA_STAGE, MOK_CUDA_EXCHANGE}) {
+        EXPECT_EQ(ranks.Backward(rank, part), MOK_FAILED_PRECONDITION);
+        EXPECT_THAT(mok_last_error(), ::testing::StartsWith("x: lies where the workspace keeps x "
+                                                            "for the other ranks, and another"));
+      }
+    }
+  }
+}
+
 TEST(MokCudaBackwardTest, WeightGradientsAddToWhatIsThere) {
   const LayerData data(SharedLayer(1));
   CudaRanksOptions options;

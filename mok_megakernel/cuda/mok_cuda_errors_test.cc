@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -231,19 +232,64 @@ TEST(MokCudaErrorsTest, ARankThatFailsBeforeItHearsKeepsNobodyWaiting) {
   }
 }
 
-TEST(MokCudaErrorsTest, RanksThatDisagreeHearOfIt) {
-  const LayerData data(SharedLayer());
+// Rank 1 has been told something else than the others.
+void ExpectAllHearOfDisagreement(int num_ranks, const CudaRanksOptions& options,
+                                 const std::function<void(CudaRanks::Rank&)>& change,
+                                 const std::string& text) {
+  LayerSpec spec = SharedLayer(num_ranks);
+  spec.tokens.assign(static_cast<size_t>(num_ranks), 8);
+  const LayerData data(spec);
   StartCase({1, 0.1});
-  CudaRanks ranks(data, {});
-  ranks.rank(1).layer.first_expert = 1;
-  ranks.Poison();
-  ranks.QueueAll();
-  RunQueued();
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(ranks.Check(rank), MOK_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(mok_last_error()).find("experts of rank 1"), std::string::npos);
+  CudaRanks ranks(data, options);
+  change(ranks.rank(1));
+  for (const int32_t part : {MOK_CUDA_STAGE, MOK_CUDA_BUILD}) {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      EXPECT_EQ(ranks.BuildSchedule(rank, part), MOK_OK) << mok_last_error();
+    }
   }
   RunQueued();
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    EXPECT_EQ(ranks.Check(rank), MOK_INVALID_ARGUMENT) << text;
+    EXPECT_THAT(mok_last_error(), HasSubstr(text));
+  }
+  RunQueued();
+}
+
+TEST(MokCudaErrorsTest, RanksThatDisagreeHearOfIt) {
+  const auto nothing = [](CudaRanks::Rank&) {};
+  for (const int num_ranks : {2, 3}) {
+    ExpectAllHearOfDisagreement(
+        num_ranks, {}, [](CudaRanks::Rank& rank) { rank.layer.first_expert = 1; },
+        "experts of rank 1: expected to start where the ranks below end, at 2");
+    CudaRanksOptions options;
+    options.change_options = [](int rank, MokCudaOptions& of_rank) {
+      if (rank == 1) of_rank.hidden += 8;
+    };
+    ExpectAllHearOfDisagreement(num_ranks, options, nothing,
+                                "hidden of rank 1: expected 72, that of rank 0, got 80");
+    options.change_options = [](int rank, MokCudaOptions& of_rank) {
+      if (rank == 1) of_rank.max_tokens = 100;
+    };
+    ExpectAllHearOfDisagreement(num_ranks, options, nothing,
+                                "max_tokens of rank 1: expected 8, that of rank 0, got 100");
+  }
+}
+
+// A kernel writes a record while the host looks: not yet is not wrong.
+TEST(MokCudaErrorsTest, ARecordThatIsBeingWrittenIsNotRead) {
+  const LayerData data(SharedLayer());
+  StartCase({1, 0.1});
+  CudaRanks ranks(data, OwnDevices());
+  auto& records = *static_cast<CudaRecords*>(ranks.rank(0).records);
+  for (DeviceWaitRecord* record : {&records.schedule_wait, &records.pass_wait}) {
+    record->state = 1;
+    EXPECT_EQ(ranks.Check(0), MOK_OK) << mok_last_error();
+    EXPECT_EQ(mok_cuda_check_usable(ranks.workspace(0)), MOK_OK);
+    record->state = 2;
+    EXPECT_EQ(ranks.Check(0), MOK_DEADLINE_EXCEEDED);
+    EXPECT_EQ(mok_cuda_check_usable(ranks.workspace(0)), MOK_DEADLINE_EXCEEDED);
+    *record = {};
+  }
 }
 
 // What one rank's caller refuses reaches the others: nobody waits, whichever of the passes that

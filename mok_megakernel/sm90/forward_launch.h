@@ -79,7 +79,6 @@ struct ForwardArguments {
 
 using ForwardKernelInfo = PassKernelInfo;
 using ForwardLaunch = PassLaunch;
-using ForwardMode = PassMode;
 
 // The production kernel.
 ForwardKernelInfo ForwardKernelOf(ColumnOrder order);
@@ -93,7 +92,5 @@ StatusOr<ForwardParams> MakeForwardParams(const ForwardLayerShape& shape,
 
 Status LaunchForward(const ForwardKernelInfo& kernel, const ForwardParams& params,
                      const ForwardLaunch& launch);
-
-inline Status CheckForwardRecord(const DeviceWaitRecord& record) { return CheckPassRecord(record); }
 
 }  // namespace mok

@@ -1,6 +1,14 @@
 #include "mok_schedule/device/schedule_error.h"
 
 namespace mok {
+namespace {
+
+Status Disagreement(const char* name, const ScheduleErrorRecord& record) {
+  return InvalidArgumentError(name, " of rank ", record.rank, ": expected ", record.expected,
+                              ", that of rank 0, got ", record.observed);
+}
+
+}  // namespace
 
 Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record) {
   switch (record.kind) {
@@ -10,12 +18,14 @@ Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record) {
       return OutOfRangeError("expert id of rank ", record.rank, ", token ", record.token, ", k ",
                              record.k, ": expected -1 to ", record.expected - 1, ", got ",
                              record.observed);
+    case ScheduleErrorKind::kMaxTokens:
+      return Disagreement("max_tokens", record);
+    case ScheduleErrorKind::kHidden:
+      return Disagreement("hidden", record);
     case ScheduleErrorKind::kTopk:
-      return InvalidArgumentError("topk of rank ", record.rank, ": expected ", record.expected,
-                                  ", that of rank 0, got ", record.observed);
+      return Disagreement("topk", record);
     case ScheduleErrorKind::kNumExperts:
-      return InvalidArgumentError("number of experts of rank ", record.rank, ": expected ",
-                                  record.expected, ", that of rank 0, got ", record.observed);
+      return Disagreement("number of experts", record);
     case ScheduleErrorKind::kExpertRanges:
       return InvalidArgumentError("experts of rank ", record.rank, ": expected to ",
                                   "start where the ranks below end, at ", record.expected,

@@ -10,13 +10,15 @@ namespace mok {
 enum class ScheduleErrorKind : int32_t {
   kNone,
   kExpertId,      // an id outside [-1, E)
+  kMaxTokens,     // ranks disagree on the most tokens of a rank
+  kHidden,        // ranks disagree on H
   kTopk,          // ranks disagree on K
   kNumExperts,    // ranks disagree on E
   kExpertRanges,  // the ranks' experts are not consecutive ranges that end at E
   kRankFailed,    // a rank has announced that it cannot take part; it records nothing itself
   kLatePass,      // a rank has run a pass of a schedule that was lost, see RefusalState
 };
-inline constexpr int kNumScheduleErrorKinds = 7;
+inline constexpr int kNumScheduleErrorKinds = 9;
 
 // In mapped host memory, one per rank, zero before first use. The batch was refused, and the table
 // left empty, on every rank, and every rank records the same error. The first one is kept until the
@@ -27,7 +29,8 @@ struct ScheduleErrorRecord {
   int32_t rank;      // that the error is about
   int32_t k;         // kExpertId: the route is number k of `token`
   int64_t token;     // kExpertId
-  int64_t expected;  // kExpertId, kNumExperts: E; kTopk: K; kExpertRanges: the range's first expert
+  int64_t expected;  // kExpertId: E; kExpertRanges: the range's first expert; where ranks disagree:
+                     // what rank 0 has announced
   int64_t observed;  // the id, or what the rank announced; kRankFailed: its StatusCode
 };
 

@@ -9,11 +9,13 @@
 
 namespace mok {
 
-// One rank's message to another. Equal on all ranks: topk, num_experts.
+// One rank's message to another. Equal on all ranks: max_tokens, hidden, topk, num_experts.
 struct ScheduleHeader {
   int64_t num_tokens;         // T_r of this batch
   int64_t invalid_route;      // first route whose expert id is outside [-1, E); -1: none
   int64_t invalid_id;         // that id
+  int64_t max_tokens;         // of the layout
+  int64_t hidden;             // H
   int32_t topk;               // K
   int32_t num_experts;        // E
   int32_t first_expert;       // the rank's experts are first_expert ..
@@ -22,9 +24,11 @@ struct ScheduleHeader {
   int32_t late_passes;        // of RefusalState
 };
 
-// The region. Headers and ids are double-buffered by the parity of the epoch, so that nobody has to
-// wait until the others have read them: a rank that writes epoch n + 2 has seen every rank's flag
-// of epoch n + 1, which each raises after its kernel of epoch n.
+// The region. Flags and headers lie at places that depend on the number of ranks alone, so that
+// ranks that disagree on anything else can still tell each other. Headers and ids are
+// double-buffered by the parity of the epoch, so that nobody has to wait until the others have read
+// them: a rank that writes epoch n + 2 has seen every rank's flag of epoch n + 1, which each raises
+// after its kernel of epoch n.
 class ScheduleExchangeLayout {
  public:
   ScheduleExchangeLayout() = default;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
@@ -217,30 +218,49 @@ TEST(ScheduleKernelTest, ARankThatCannotTakePartIsRecordedByTheOthers) {
   }
 }
 
-// Ranks that disagree get empty schedules and the same error.
+// One of several ranks disagrees with the others: every rank gets an empty schedule and the same
+// error, whose text this is; else how it went wrong.
+std::string DisagreementOf(int num_ranks, const std::function<void(ScheduleParams&)>& change,
+                           int bug = kScheduleCorrect, uint64_t seed = 1) {
+  StartCase(seed, true);
+  ScheduleRanksConfig config = SmallConfig(EvenPartition(4 * num_ranks, num_ranks), 4, 10);
+  config.kernel = GetSmallScheduleKernel(bug);
+  config.timeout_ns = 1'000'000;
+  ScheduleRanks ranks(config, 1);
+  ranks.SetBatch(ScheduleBatch(num_ranks, std::vector<int64_t>(20, 1)), 0);
+  change(ranks.params(1));
+  ranks.Launch(0);
+  const emulator::Report report = emulator::Run();
+  if (!report.ok) return report.kind;
+  const Status first = CheckScheduleErrorRecord(ranks.error(0));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (CheckScheduleErrorRecord(ranks.error(rank)) != first) return "different errors";
+    if (!ranks.CompareRefused(0, rank).ok()) return "not refused";
+  }
+  return first.message();
+}
+
+void DisagreeOnHidden(ScheduleParams& params) { params.layer.hidden = 8; }
+// Also its ids then lie elsewhere than the others look for them.
+void DisagreeOnMaxTokens(ScheduleParams& params) {
+  params.exchange.layout = ScheduleExchangeLayout(params.layer.ep_size, 5, params.layer.topk);
+}
+constexpr char kHiddenText[] = "hidden of rank 1: expected 0, that of rank 0, got 8";
+constexpr char kMaxTokensText[] = "max_tokens of rank 1: expected 10, that of rank 0, got 5";
+
 TEST(ScheduleKernelTest, DisagreementIsRecordedOnEveryRank) {
-  const auto message = [](auto change) {
-    StartCase(1);
-    ScheduleRanksConfig config = SmallConfig({{0, 4, 8}}, 4, 10);
-    ScheduleRanks ranks(config, 1);
-    ranks.SetBatch(ScheduleBatch(2, std::vector<int64_t>(40, 1)), 0);
-    change(ranks.params(1).layer);
-    ranks.Launch(0);
-    EXPECT_EQ(runtime::Synchronize(), OkStatus());
-    const Status first = CheckScheduleErrorRecord(ranks.error(0));
-    for (int rank = 0; rank < 2; ++rank) {
-      EXPECT_EQ(CheckScheduleErrorRecord(ranks.error(rank)), first);
-      EXPECT_EQ(ranks.CompareRefused(0, rank), OkStatus());
-    }
-    return first.message();
-  };
-  using Layer = ScheduleParams::Layer;
-  EXPECT_EQ(message([](Layer& layer) { layer.topk = 2; }),
-            "topk of rank 1: expected 4, that of rank 0, got 2");
-  EXPECT_EQ(message([](Layer& layer) { layer.num_experts = 9; }),
-            "number of experts of rank 1: expected 8, that of rank 0, got 9");
-  EXPECT_THAT(message([](Layer& layer) { layer.first_expert = 3; }),
-              HasSubstr("experts of rank 1: expected to start where the ranks below end, at 4"));
+  for (const int num_ranks : {2, 3}) {
+    const auto text = [&](auto change) { return DisagreementOf(num_ranks, change); };
+    EXPECT_EQ(text(DisagreeOnHidden), kHiddenText);
+    EXPECT_EQ(text(DisagreeOnMaxTokens), kMaxTokensText);
+    EXPECT_EQ(text([](ScheduleParams& p) { p.layer.topk = 2; }),
+              "topk of rank 1: expected 4, that of rank 0, got 2");
+    EXPECT_EQ(text([](ScheduleParams& p) { p.layer.num_experts += 1; }),
+              StrCat("number of experts of rank 1: expected ", 4 * num_ranks,
+                     ", that of rank 0, got ", 4 * num_ranks + 1));
+    EXPECT_THAT(text([](ScheduleParams& p) { p.layer.first_expert = 3; }),
+                HasSubstr("experts of rank 1: expected to start where the ranks below end, at 4"));
+  }
 }
 
 // A rank that does not come: the others name it, end, and leave empty schedules, now and later.
@@ -374,8 +394,14 @@ std::string RunRefusals(int bug, uint64_t seed, int num_ranks) {
 }
 
 std::string RunWithBug(int bug, uint64_t seed) {
-  const std::string kind = RunBatches(bug, seed);
-  return kind == "ok" ? RunRefusals(bug, seed, 3) : kind;
+  std::string kind = RunBatches(bug, seed);
+  if (kind == "ok") kind = RunRefusals(bug, seed, 3);
+  if (kind != "ok") return kind;
+  const std::string hidden = DisagreementOf(3, DisagreeOnHidden, bug, seed);
+  if (hidden != kHiddenText) return hidden.empty() ? "no error" : hidden;
+  const std::string max_tokens = DisagreementOf(3, DisagreeOnMaxTokens, bug, seed);
+  if (max_tokens != kMaxTokensText) return max_tokens.empty() ? "no error" : max_tokens;
+  return kind;
 }
 
 // Nobody waits for a rank whose host has raised the error and makes no more calls.

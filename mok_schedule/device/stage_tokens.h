@@ -43,6 +43,8 @@ MOK_DEVICE void Announce(const ScheduleParams& p, Storage& s) {
   const ScheduleHeader header = {p.tokens.num_tokens,
                                  invalid_route,
                                  first.value,
+                                 p.exchange.layout.max_tokens(),
+                                 p.layer.hidden,
                                  p.layer.topk,
                                  p.layer.num_experts,
                                  p.layer.first_expert,
@@ -141,6 +143,12 @@ MOK_DEVICE BatchError ErrorOf(const ScheduleHeader* headers, int rank, int ep_si
   const int32_t end = header.first_expert + header.num_local_experts;
   if (header.failure != 0) return {ScheduleErrorKind::kRankFailed, rank};
   if (header.late_passes != 0) return {ScheduleErrorKind::kLatePass, rank};
+  if (header.max_tokens != first.max_tokens && kBug != kScheduleMaxTokensNotCompared) {
+    return {ScheduleErrorKind::kMaxTokens, rank};
+  }
+  if (header.hidden != first.hidden && kBug != kScheduleHiddenNotCompared) {
+    return {ScheduleErrorKind::kHidden, rank};
+  }
   if (header.topk != first.topk) return {ScheduleErrorKind::kTopk, rank};
   if (header.num_experts != first.num_experts) return {ScheduleErrorKind::kNumExperts, rank};
   if (header.first_expert != expected || (rank == ep_size - 1 && end != header.num_experts)) {

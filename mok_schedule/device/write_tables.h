@@ -28,6 +28,14 @@ MOK_DEVICE void RecordError(const ScheduleParams& p, const Storage& s, BatchErro
   error.k = -1;
   error.token = -1;
   switch (error.kind) {
+    case ScheduleErrorKind::kMaxTokens:
+      error.expected = headers[0].max_tokens;
+      error.observed = header.max_tokens;
+      break;
+    case ScheduleErrorKind::kHidden:
+      error.expected = headers[0].hidden;
+      error.observed = header.hidden;
+      break;
     case ScheduleErrorKind::kTopk:
       error.expected = headers[0].topk;
       error.observed = header.topk;
