@@ -8,8 +8,7 @@
 #include "mok_gemm/sm90/gemm_worker.h"
 #include "mok_megakernel/sm90/backward_work.h"
 #include "mok_megakernel/sm90/pass_compute.h"
-#include "mok_megakernel/sm90/reduce_epilogue.h"
-#include "mok_megakernel/sm90/token_reduce.h"
+#include "mok_megakernel/sm90/pass_reduce.h"
 
 namespace mok {
 
@@ -83,39 +82,10 @@ MOK_DEVICE void ProducerRole(const BackwardParams& p, PassStorage<Config>& s) {
       ProducerLoadTile<Gemm>(work.recompute, s.stages, pipeline, wait);
     } else {
       ProducerLoadBackwardTile<Gemm>(work.product, s.stages, pipeline, wait);
-      if (work.kind == Kind::kProductReduce) LoadTilesToTheRight<Gemm>(work, s, pipeline, wait);
+      if (work.kind == Kind::kFusedReduce) LoadTilesToTheRight<Gemm>(work, s, pipeline, wait);
     }
     tracer.Record(work.task_kind, TracePhase::kWork, work.task, begin);
   }
-}
-
-// Multiplies, sums routes and stores the tiles of a fused reduction. The accumulators hold zeros
-// whenever they are not in use: see the forward's.
-template <class Config>
-MOK_DEVICE void MultiplyAndReduce(const BackwardParams& p, const TokenReduction& reduction,
-                                  const BackwardWork& work,
-                                  BackwardConsumer<typename Config::Gemm>& consumer, LateWait& late,
-                                  const DeviceWait& wait, ConsumerTrace& trace) {
-  using Gemm = typename Config::Gemm;
-  ProductTile tile = work.product.product;
-  ReduceTile reduced = work.reduced;
-  const TileRoutes routes(reduction, reduced);
-  MOK_NO_UNROLL
-  for (; reduced.columns > 0; reduced.column += Gemm::kTileN, reduced.columns -= Gemm::kTileN) {
-    typename BackwardConsumer<Gemm>::Accumulator accumulator = {};
-    const bool has_rows = consumer.Products(tile, wait, accumulator);
-    trace.Record(work, TracePhase::kWork);
-    if (late.Await(work.late_counter) && has_rows) {
-      trace.Record(work, TracePhase::kWait);
-      EpilogueReduce<Config, ColumnOrder::kNatural>(reduction, reduced, routes, accumulator);
-    }
-    pass_internal::MoveRight<Gemm>(reduced.columns - Gemm::kTileN, tile);
-  }
-  if (work.reduced.column == 0 && late.Await(work.late_counter)) {
-    ReduceScalars(p, reduction, {work.reduced.token, work.reduced.rows},
-                  static_cast<int>(ThreadIndex().x), Gemm::kConsumerThreads);
-  }
-  trace.Record(work, TracePhase::kStore);
 }
 
 // Two warpgroups: first all GEMMs, then all reductions, so that the accumulators' registers are
@@ -131,8 +101,7 @@ MOK_DEVICE void ConsumerRole(const BackwardParams& p, PassStorage<Config>& s) {
   ConsumerTrace trace(p.trace);
   for (;;) {
     const BackwardWork& work = queue.Front(wait);
-    if (work.kind == Kind::kEnd || work.kind == Kind::kReduce ||
-        work.kind == Kind::kProductReduce) {
+    if (work.kind == Kind::kEnd || work.kind == Kind::kReduce || work.kind == Kind::kFusedReduce) {
       break;
     }
     wait.SetTask(work.task_kind, work.task);
@@ -148,26 +117,21 @@ MOK_DEVICE void ConsumerRole(const BackwardParams& p, PassStorage<Config>& s) {
     if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
   }
   const TokenReduction reduction = ReductionOf(p);
-  LateWait late(wait);
-  for (;; queue.Pop()) {
-    const BackwardWork& work = queue.Front(wait);
-    if (work.kind != Kind::kProductReduce) break;
-    wait.SetTask(work.task_kind, work.task);
-    trace.Record(work, TracePhase::kWait);
-    MultiplyAndReduce<Config>(p, reduction, work, consumer, late, wait, trace);
-  }
-  const auto thread = static_cast<int>(ThreadIndex().x);
-  for (;;) {
-    const BackwardWork& work = queue.Front(wait);
-    if (work.kind == Kind::kEnd) break;
-    wait.SetTask(work.task_kind, work.task);
-    trace.Record(work, TracePhase::kWait);
-    if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
-    ReduceTokens(reduction, work.tokens, thread, Gemm::kConsumerThreads);
-    ReduceScalars(p, reduction, work.tokens, thread, Gemm::kConsumerThreads);
-    trace.Record(work, TracePhase::kStore);
-    if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
-  }
+  const auto scalars = [&](const TokenRange& tokens) {
+    ReduceScalars(p, reduction, tokens, static_cast<int>(ThreadIndex().x), Gemm::kConsumerThreads);
+  };
+  const auto products = [&](const ProductTile& tile, auto& sum) {
+    return consumer.Products(tile, wait, sum);
+  };
+  const auto fused = [&](const BackwardWork& work, LateWait& late) {
+    const ReduceTile& reduced = work.reduced;
+    MultiplyAndReduce<Config, ColumnOrder::kNatural>(reduction, work, work.product.product, late,
+                                                     trace, products);
+    if (reduced.column == 0 && late.Await(work.late_counter)) {
+      scalars({reduced.token, reduced.rows});
+    }
+  };
+  RunReductions<Config>(reduction, queue, wait, trace, fused, scalars);
 }
 
 }  // namespace mok

@@ -16,7 +16,7 @@ struct BackwardWork {
     kEnd,
     kRecompute,
     kProduct,
-    kProductReduce,  // InputGrad tiles with a fused reduction; the first is `product`
+    kFusedReduce,  // InputGrad tiles with a fused reduction; the first is `product`
     kReduce,
     kNothing,  // a gradient that the caller does not want
   };
@@ -27,7 +27,7 @@ struct BackwardWork {
   };
   Kind kind;
   TokenRange tokens;             // kReduce
-  ReduceTile reduced;            // kProductReduce
+  ReduceTile reduced;            // kFusedReduce
   int32_t signal;                // counter to increment once the tile is stored; -1: none
   const uint64_t* late_counter;  // of this GPU, 1 when the epilogue may begin; null: at once
   int32_t task_kind;             // for reports
@@ -131,7 +131,7 @@ MOK_DEVICE void FillShared(const BackwardParams& p, const ProgramView& program, 
     FillInputGrad<Gemm>(experts.input_grad, place, place.row, tile, work.product);
     if (width == 0) return;
     const int32_t column = tile * Gemm::kTileN, most = width * Gemm::kTileN;
-    work.kind = BackwardWork::Kind::kProductReduce;
+    work.kind = BackwardWork::Kind::kFusedReduce;
     work.reduced = {place.row, column, place.rows, hidden - column < most ? hidden - column : most};
   }
 }

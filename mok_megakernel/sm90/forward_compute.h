@@ -7,8 +7,7 @@
 #include "mok_gemm/sm90/gemm_worker.h"
 #include "mok_megakernel/sm90/forward_work.h"
 #include "mok_megakernel/sm90/pass_compute.h"
-#include "mok_megakernel/sm90/reduce_epilogue.h"
-#include "mok_megakernel/sm90/token_reduce.h"
+#include "mok_megakernel/sm90/pass_reduce.h"
 
 namespace mok {
 
@@ -44,7 +43,7 @@ MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
     // The scheduler has acquired the rows; bulk copies and epilogues of other blocks wrote them.
     if (Config::kBug != PassBug::kNoProxyFence) FenceProxyAsyncGlobal();
     GemmTask tile = work.gemm;
-    const bool is_reduced = work.kind == ForwardWork::Kind::kGemmReduce;
+    const bool is_reduced = work.kind == ForwardWork::Kind::kFusedReduce;
     int32_t rest = is_reduced ? work.reduced.columns : Gemm::kTileN;
     for (;;) {
       ProducerLoadTile<Gemm>(tile, s.stages, pipeline, wait);
@@ -72,34 +71,7 @@ MOK_DEVICE void MultiplyTile(const ForwardWork& work, GemmConsumer<typename Conf
   }
 }
 
-// The same for the tiles that end a pass with a fused reduction. The accumulators hold zeros
-// whenever they are not in use: a multiply names them as inputs, too, and their registers would
-// otherwise be kept from one tile to the next, also while the epilogue needs them.
-template <class Config>
-MOK_DEVICE void MultiplyAndReduce(const TokenReduction& reduction, const ForwardWork& work,
-                                  GemmConsumer<typename Config::Gemm>& consumer, LateWait& late,
-                                  const DeviceWait& wait, ConsumerTrace& trace) {
-  using Gemm = typename Config::Gemm;
-  GemmTask tile = work.gemm;
-  ReduceTile reduced = work.reduced;
-  const TileRoutes routes(reduction, reduced);
-  MOK_NO_UNROLL
-  for (; reduced.columns > 0; reduced.column += Gemm::kTileN, reduced.columns -= Gemm::kTileN) {
-    typename GemmConsumer<Gemm>::Accumulator accumulator = {};
-    const bool has_rows = consumer.MainLoop(tile, wait, accumulator);
-    trace.Record(work, TracePhase::kWork);
-    if (has_rows && late.Await(work.late_counter)) {
-      trace.Record(work, TracePhase::kWait);
-      EpilogueReduce<Config, Gemm::kOrder>(reduction, reduced, routes, accumulator);
-    }
-    pass_internal::MoveRight<Gemm>(reduced.columns - Gemm::kTileN, tile);
-  }
-  trace.Record(work, TracePhase::kStore);
-}
-
-// Two warpgroups: first all GEMMs, then all reductions. One loop for both would keep the
-// accumulators' registers alive in the reductions, since a tile's first multiply names them as
-// inputs, too.
+// Two warpgroups: first all GEMMs, then all reductions.
 template <class Config>
 MOK_DEVICE void ConsumerRole(const ForwardParams& p, PassStorage<Config>& s) {
   using Gemm = typename Config::Gemm;
@@ -119,24 +91,13 @@ MOK_DEVICE void ConsumerRole(const ForwardParams& p, PassStorage<Config>& s) {
     if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
   }
   const TokenReduction reduction = ReductionOf(p);
-  LateWait late(wait);
-  for (;; queue.Pop()) {
-    const ForwardWork& work = queue.Front(wait);
-    if (work.kind != Kind::kGemmReduce) break;
-    wait.SetTask(work.task_kind, work.task);
-    trace.Record(work, TracePhase::kWait);
-    MultiplyAndReduce<Config>(reduction, work, consumer, late, wait, trace);
-  }
-  for (;;) {
-    const ForwardWork& work = queue.Front(wait);
-    if (work.kind == Kind::kEnd) break;
-    wait.SetTask(work.task_kind, work.task);
-    trace.Record(work, TracePhase::kWait);
-    if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
-    ReduceTokens(reduction, work.tokens, static_cast<int>(ThreadIndex().x), Gemm::kConsumerThreads);
-    trace.Record(work, TracePhase::kStore);
-    if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
-  }
+  const auto products = [&](const GemmTask& tile, auto& accumulator) {
+    return consumer.MainLoop(tile, wait, accumulator);
+  };
+  const auto fused = [&](const ForwardWork& work, LateWait& late) {
+    MultiplyAndReduce<Config, Gemm::kOrder>(reduction, work, work.gemm, late, trace, products);
+  };
+  RunReductions<Config>(reduction, queue, wait, trace, fused, [](const TokenRange&) {});
 }
 
 }  // namespace mok

@@ -11,12 +11,12 @@ namespace mok {
 // What a scheduler hands to the producer and the consumers of its block.
 struct ForwardWork {
   static constexpr Pass kPass = Pass::kForward;
-  enum class Kind : int32_t { kEnd, kGemm, kSwiGluGemm, kGemmReduce, kReduce };
+  enum class Kind : int32_t { kEnd, kGemm, kSwiGluGemm, kFusedReduce, kReduce };
 
-  GemmTask gemm;  // of all kinds of GEMM; kGemmReduce: of its first tile, without the outputs
+  GemmTask gemm;  // of all kinds of GEMM; kFusedReduce: of its first tile, without the outputs
   Kind kind;
   TokenRange tokens;             // kReduce
-  ReduceTile reduced;            // kGemmReduce
+  ReduceTile reduced;            // kFusedReduce
   int32_t signal;                // counter to increment once the tile is stored; -1: none
   const uint64_t* late_counter;  // of this GPU, 1 when the epilogue may begin; null: at once
   int32_t task_kind;             // for reports
@@ -82,7 +82,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
   if (is_fused) {
     const int32_t column = tile * Gemm::kTileN, rest = shape.hidden - column;
     const int32_t most = width * Gemm::kTileN;
-    work.kind = ForwardWork::Kind::kGemmReduce;
+    work.kind = ForwardWork::Kind::kFusedReduce;
     work.reduced = {place.row, column, place.rows, rest < most ? rest : most};
     return;
   }
