@@ -1,8 +1,8 @@
 /* MoK: one mixture-of-experts layer, forward and backward, over the ranks of one node.
  *
- * This is the only public header of the engine, in plain C: integers, pointers and structs, no C++,
- * no PyTorch, no Python. Notation of the shapes (row-major, contiguous, elements of `dtype` unless
- * a field says otherwise):
+ * The public headers of the engine are this one and, for GPUs, mok_cuda.h. They are plain C:
+ * integers, pointers and structs, no C++, no PyTorch, no Python. Notation of the shapes (row-major,
+ * contiguous, elements of `dtype` unless a field says otherwise):
  *
  *   R   ranks ("EP size")            T   tokens of this rank (ranks may differ, 0 is fine)
  *   H   hidden size                  K   routes per token (top-k)
@@ -23,9 +23,10 @@
  * the macrobatch, recomputation, and the number of ranks over which the same global batch is
  * spread.
  *
- * Every struct begins with `struct_size` = sizeof(that struct), so that a caller compiled against
- * another version is refused instead of misread. Every function that can fail returns a
- * MokStatusCode; mok_last_error() then holds the text.
+ * Every struct that a function is given begins with `struct_size` = sizeof(that struct), so that a
+ * caller compiled against another version is refused instead of misread; structs inside these
+ * (MokLayer, MokWeights, MokContext, MokWeightGrads) count in theirs. Every function that can fail
+ * returns a MokStatusCode; mok_last_error() then holds the text.
  */
 #ifndef MOK_MEGAKERNEL_MOK_H_
 #define MOK_MEGAKERNEL_MOK_H_
@@ -244,7 +245,8 @@ typedef struct MokLayer {
   const float* topk_weight;  /* fp32 [T, K] router weights; entries of routes -1 are ignored */
   MokWeights routed;         /* I must be the same on every rank */
   MokWeights shared;         /* Is must be the same on every rank */
-  const float* shared_scale; /* fp32 [T] factor of the shared expert's output; null: 1 */
+  const float* shared_scale; /* fp32 [T] factor of the shared expert's output; null: 1.
+                                Null without a shared expert */
   float swiglu_limit; /* c > 0: g -> min(g, c), u -> clip(u, -c, c); <= 0 or inf: plain SwiGLU */
   float reserved;     /* 0 */
 } MokLayer;
@@ -259,7 +261,8 @@ typedef struct MokForwardArgs {
    * does not, or the caller sees to that itself. Changes nothing else. */
   int32_t differentiated;
   /* 1: rows of the context's ring that hold no route are set to zero, so that the context is a
-   * function of the inputs whatever its memory held. 0: they are left alone, and pages of a sparse
+   * function of the inputs whatever its memory held; its pointers are needed then even if no route
+   * leads to this rank. 0: they are left alone, and pages of a sparse
    * ring that no route needs stay untouched. No pass reads them. */
   int32_t clear_spare_rows;
 } MokForwardArgs;

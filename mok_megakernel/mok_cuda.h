@@ -3,22 +3,27 @@
  * codes and mok_last_error() hold here too; tensors are bf16, router weights fp32.
  *
  * The library allocates nothing: the caller hands in all memory. Nothing here waits for the GPU
- * (but mok_cuda_workspace_create), and no size depends on the routing, so that calls can be
- * captured into a CUDA graph and replayed with other expert ids, other tokens and other weights in
- * the same memory.
+ * (but for one small copy: mok_cuda_workspace_create, mok_cuda_check_ranks), and no size depends on
+ * the routing, so that calls can be captured into a CUDA graph and replayed with other expert ids,
+ * other tokens and other weights in the same memory.
  *
  * Collective functions (schedule build, forward, backward) are called by every rank, in the same
  * order. The ranks meet on the GPUs: a rank that does not come makes the others' kernels end after
  * the timeout. What a kernel finds wrong is written to `records` and returned by mok_cuda_check,
  * which a caller asks before it builds a schedule:
- *   - an expert id outside [-1, E) on any rank, or ranks that disagree on K, E or on who owns which
- *     experts: returned once, on every rank, by mok_cuda_check. Every rank refuses that schedule,
- *     and its outputs hold anything. With several ranks it goes for all that a rank calls before
- *     its mok_cuda_check has returned the error: nothing of it does anything or waits for anybody.
- *     Then the workspaces work on, the ranks in step whenever each has heard. Schedules from before
- *     the error cannot be used any more: a pass of one has no effect but that the next schedule is
- *     refused for it.
+ *   - an expert id outside [-1, E) on any rank, or ranks that disagree on max_tokens, H, K, E or on
+ *     who owns which experts: returned once, on every rank, by mok_cuda_check. Every rank refuses
+ *     that schedule, and its outputs hold anything. With several ranks it goes for all that a rank
+ *     calls before its mok_cuda_check has returned the error: nothing of it does anything or waits
+ *     for anybody. Then the workspaces work on, the ranks in step whenever each has heard.
+ *     Schedules from before the error cannot be used any more: a pass of one has no effect but that
+ *     the next schedule is refused for it.
  *   - MOK_DEADLINE_EXCEEDED, by any call: the workspace is unusable from then on.
+ *
+ * A kernel holds its SMs while it waits for the other ranks. Where calls on two workspaces may run
+ * at the same time, GPU 0 may therefore begin with one and GPU 1 with the other, and both wait
+ * until the timeout: queue them in the same order on all ranks on one stream (or on streams that
+ * follow each other), or give them SMs that suffice for both (MokCudaLayer.num_sms).
  */
 #ifndef MOK_MEGAKERNEL_MOK_CUDA_H_
 #define MOK_MEGAKERNEL_MOK_CUDA_H_
@@ -45,8 +50,10 @@ typedef struct MokCudaOptions {
   int32_t hidden;         /* H, a multiple of 8; same on every rank */
   int32_t topk;           /* K >= 1; same on every rank */
   int32_t device;         /* CUDA ordinal of a GPU of compute capability 9.0 */
-  int32_t num_sms;        /* of that GPU */
-  double timeout_seconds; /* > 0: how long a rank waits for another one before it gives up */
+  int32_t num_sms;        /* of that GPU: >= 2 and at most what it has */
+  double timeout_seconds; /* > 0: how long a rank waits for another one before it gives up. Longer
+                             than the longest pass of any rank: what a kernel waits for on its own
+                             GPU has bounds that are multiples of it */
 } MokCudaOptions;
 
 /* Memory that the caller provides, in bytes; each aligned to MOK_CUDA_ALIGNMENT. */
@@ -57,7 +64,12 @@ typedef struct MokCudaMemory {
   int64_t state_bytes;     /* device memory of this rank, zero */
   int64_t record_bytes;    /* page-locked host memory, mapped into the device, zero */
   int64_t x_offset;        /* of the staged x [max_tokens, H] in the heap, -1 if ep_size is 1. A
-                              forward whose x lies there already saves the copy */
+                              forward whose x lies there already saves the copy. Its backward may
+                              be given x there, too, unless a forward or backward of this workspace
+                              has been called in between with T > 0 and its x elsewhere, which is
+                              copied there: then it returns MOK_FAILED_PRECONDITION. It cannot know
+                              what the caller has written there since, nor what graphs copy that
+                              are replayed (a call counts when it is captured) */
   int64_t error_scratch_bytes; /* device memory of one mok_cuda_report_error */
 } MokCudaMemory;
 MOK_API int32_t mok_cuda_memory(const MokCudaOptions* options, MokCudaMemory* memory);
@@ -69,7 +81,8 @@ typedef struct MokCudaAddresses {
   void* records;
 } MokCudaAddresses;
 
-/* Not collective. Waits for one small copy to the GPU. */
+/* Not collective. Waits for one small copy to the GPU. MOK_UNAVAILABLE: the device cannot run the
+ * kernels. */
 MOK_API int32_t mok_cuda_workspace_create(const MokCudaOptions* options,
                                           const MokCudaAddresses* addresses,
                                           MokCudaWorkspace** workspace);
@@ -82,7 +95,8 @@ MOK_API void mok_cuda_workspace_destroy(MokCudaWorkspace* workspace);
  * again. Such an error is on every rank: nobody has to be told (mok_cuda_report_error). */
 MOK_API int32_t mok_cuda_check(MokCudaWorkspace* workspace, void* stream);
 /* Whether another rank has left for good (mok_cuda_report_error), which makes all workspaces
- * unusable. Waits for a small copy from the GPU, which is ordered after nothing. */
+ * unusable. Waits for a small copy from the GPU, which is ordered after nothing: it has a stream
+ * of its own. */
 MOK_API int32_t mok_cuda_check_ranks(const MokCudaWorkspace* workspace);
 /* Only what makes this rank's workspace unusable: a rank did not come, or this one has left. */
 MOK_API int32_t mok_cuda_check_usable(const MokCudaWorkspace* workspace);
@@ -145,7 +159,7 @@ enum MokCudaPart {
 
 typedef struct MokCudaScheduleArgs {
   int64_t struct_size;
-  const void* topk_idx;   /* [T, K] global expert ids, -1: no route */
+  const void* topk_idx;   /* [T, K] global expert ids, -1: no route. Aligned to 16 bytes */
   int32_t topk_idx_bytes; /* of an element: 4 or 8 */
   int32_t part;           /* MokCudaPart */
   void* schedule;         /* [schedule_bytes], written */
@@ -155,8 +169,9 @@ typedef struct MokCudaScheduleArgs {
 } MokCudaScheduleArgs;
 
 /* Collective. Of the layer it reads the experts, num_tokens and macrobatch_rows (and, where that is
- * 0, what the heuristic looks at). The schedule serves any number of forwards with the same T, R,
- * K, experts and macrobatch, of this workspace. */
+ * 0, what the heuristic looks at); and num_sms, which changes neither the schedule nor, but for the
+ * heuristic, the size of its memory and scratch. The schedule serves any number of forwards with
+ * the same T, R, K, experts and macrobatch, of this workspace. */
 MOK_API int32_t mok_cuda_schedule_build(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                         const MokCudaScheduleArgs* args);
 
@@ -198,7 +213,7 @@ typedef struct MokCudaBackwardArgs {
   MokWeightGrads d_shared;
 } MokCudaBackwardArgs;
 
-/* Collective: the gradients of every input of the layer. */
+/* Collective: the gradients of every input of the layer. Tensors are aligned to 16 bytes. */
 MOK_API int32_t mok_cuda_backward(MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                   const MokCudaBackwardArgs* args);
 
@@ -230,9 +245,9 @@ MOK_API int32_t mok_cuda_report_error(MokCudaWorkspace* workspace, const MokCuda
 
 /* ---- Matrix product ----------------------------------------------------------------------- */
 
-/* As mok_matmul, on a GPU of any kind: every sum runs over k in ascending order with one rounding
- * per term, so the bits of c(i, j) depend on its row of a and its column of b only. num_threads and
- * isa are ignored. */
+/* As mok_matmul, on a GPU of compute capability 9.0, 10.0 or 10.3: every sum runs over k in
+ * ascending order with one rounding per term, so the bits of c(i, j) depend on its row of a and its
+ * column of b only. num_threads and isa are ignored. */
 MOK_API int32_t mok_cuda_matmul(const MokMatmulArgs* args, int32_t device, void* stream);
 
 #ifdef __cplusplus

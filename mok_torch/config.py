@@ -36,7 +36,8 @@ class MoKConfig:
         the last bits, so all ranks must take the same one.
       timeout_seconds: how long a rank waits for another one in a pass or a schedule before it
         raises RankTimeoutError. Long enough for a rank that compiles or saves a checkpoint while
-        the others wait. Read when a workspace is created.
+        the others wait, and longer than the longest pass of any rank: on GPUs the waits inside a
+        pass have bounds that are multiples of it. Read when a workspace is created.
       num_sms: SMs that a pass occupies on a GPU, those for exchange only included. None: all. Fewer
         leave room for other kernels, see "On GPUs" in mok_torch/README.md. Ignored on the host.
     """

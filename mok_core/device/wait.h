@@ -9,7 +9,9 @@
 //    task, so that no task is left half issued.
 //  - A barrier in shared memory depends on this block (or cluster) only. It is still bounded, but
 //    with more patience, since the threads on its other side may be in a counter wait. If it runs
-//    out the kernel has a bug: the wait writes the record and traps.
+//    out the kernel has a bug, or those threads have made several counter waits in turn, of which
+//    each took nearly as long as it may: timeouts are to be longer than a kernel takes that waits
+//    for nobody in vain. The wait writes the record and traps.
 #pragma once
 
 #include "mok_core/device/device.h"

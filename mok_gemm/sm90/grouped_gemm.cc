@@ -1,5 +1,6 @@
 #include "mok_gemm/sm90/grouped_gemm.h"
 
+#include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
 #include "mok_gemm/sm90/tensor_maps.h"
@@ -8,24 +9,18 @@
 namespace mok {
 namespace {
 
+constexpr int64_t kAlignment = 16;  // bytes: of tensor maps and vectors
 constexpr int kTileK = DefaultSm90GemmConfig<ColumnOrder::kNatural>::kTileK;
 
-Status CheckAligned(const char* name, const void* pointer) {
-  if (pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
-    return InvalidArgumentError(name, " = ", pointer, ": expected a 16-byte aligned address");
-  }
-  return OkStatus();
-}
-
 Status CheckOutputs(const GroupedGemmProblem& problem) {
-  MOK_RETURN_IF_ERROR(CheckAligned("out", problem.out));
+  MOK_RETURN_IF_ERROR(CheckAligned("out", problem.out, kAlignment));
   if (problem.out_stride < problem.width || problem.out_stride % 8 != 0) {
     return InvalidArgumentError("out_stride = ", problem.out_stride,
                                 ": expected a multiple of 8, at least width = ", problem.width);
   }
   if (problem.epilogue != GemmEpilogue::kSwiGlu) return OkStatus();
-  MOK_RETURN_IF_ERROR(CheckAligned("gate", problem.gate));
-  MOK_RETURN_IF_ERROR(CheckAligned("up", problem.up));
+  MOK_RETURN_IF_ERROR(CheckAligned("gate", problem.gate, kAlignment));
+  MOK_RETURN_IF_ERROR(CheckAligned("up", problem.up, kAlignment));
   if (!(problem.swiglu_limit > 0)) {
     return InvalidArgumentError("swiglu_limit = ", problem.swiglu_limit,
                                 ": expected a positive number or infinity");
@@ -35,7 +30,7 @@ Status CheckOutputs(const GroupedGemmProblem& problem) {
 
 StatusOr<TensorMap> WeightMap(const GroupedGemmProblem& problem, const char* name,
                               const BFloat16* base, ColumnOrder order, int half_columns) {
-  MOK_RETURN_IF_ERROR(CheckAligned(name, base));
+  MOK_RETURN_IF_ERROR(CheckAligned(name, base, kAlignment));
   const WeightMatrix matrix{base, problem.experts, problem.width, problem.k};
   MOK_ASSIGN_OR_RETURN(const auto spec, WeightMapSpec(matrix, order, half_columns));
   return runtime::EncodeTensorMap(spec);
@@ -58,7 +53,7 @@ const char* GroupedGemmRoleName(int32_t role) {
 StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& problem,
                                                   ColumnOrder order, int half_columns) {
   const bool swiglu = problem.epilogue == GemmEpilogue::kSwiGlu;
-  MOK_RETURN_IF_ERROR(CheckAligned("a", problem.a));
+  MOK_RETURN_IF_ERROR(CheckAligned("a", problem.a, kAlignment));
   MOK_ASSIGN_OR_RETURN(const auto a_spec,
                        ActivationMapSpec(problem.a, problem.rows, problem.k, problem.a_stride));
   MOK_RETURN_IF_ERROR(CheckOutputs(problem));

@@ -195,6 +195,7 @@ Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
   MOK_RETURN_IF_ERROR(CheckRange("place", args.place, MOK_CUDA_IN_SCHEDULE, MOK_CUDA_IN_PASS));
   MOK_RETURN_IF_ERROR(CheckWaits());
   if (shape_.ep_size == 1) return OkStatus();
+  MOK_RETURN_IF_ERROR(CheckMemory("scratch", args.scratch));
   if (args.place == MOK_CUDA_IN_PASS) {
     if (has_left_) return OkStatus();  // nobody waits in a pass for a rank that has left
     has_left_ = reported_ahead_ = true;

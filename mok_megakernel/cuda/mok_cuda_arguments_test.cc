@@ -201,6 +201,23 @@ TEST_F(MokCudaArgumentsTest, Gradients) {
       "d_shared.dtype: expected bf16 (0) or fp32 (1), got 7");
 }
 
+TEST_F(MokCudaArgumentsTest, ReportedErrors) {
+  MokCudaErrorArgs args{};
+  args.struct_size = sizeof(args);
+  args.code = MOK_TYPE_MISMATCH;
+  args.place = MOK_CUDA_IN_PASS;
+  args.scratch = rank().schedule.scratch;
+  args.stream = rank().stream;
+  const Call report = [&] { return mok_cuda_report_error(rank().workspace, &args); };
+  ExpectNeeded(report, {{"scratch", args.scratch}}, 256);
+  args.code = MOK_OK;
+  ExpectError(report(), MOK_INVALID_ARGUMENT, "code: expected an error of MokStatusCode, got 0");
+  args.code = MOK_TYPE_MISMATCH;
+  args.place = 2;
+  ExpectError(report(), MOK_INVALID_ARGUMENT, "place: expected 0 to 1, got 2");
+  EXPECT_EQ(mok_cuda_check_usable(rank().workspace), MOK_OK) << "it has not left";
+}
+
 // As the host engine has it: NaN is no limit, and a scale needs something to scale.
 TEST_F(MokCudaArgumentsTest, WhatWouldBeIgnoredIsRefused) {
   const auto expect = [&](const std::function<void(MokLayer&)>& spoil, const std::string& text) {

@@ -1,15 +1,18 @@
 // The memory of a backward in the emulator: what it reads and overwrites, and how much there is.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "mok_core/bits.h"
 #include "mok_core/emulator/tests/planted_bug.h"
 #include "mok_megakernel/sm90/backward_test_kernels.h"
 #include "mok_megakernel/sm90/forward_test_kernels.h"
 #include "mok_megakernel/sm90/testing/backward_cases.h"
 #include "mok_megakernel/sm90/testing/device_backward.h"
 #include "mok_megakernel/sm90/testing/device_layer.h"
+#include "mok_schedule/task_program.h"
 
 namespace mok::testing {
 namespace {
@@ -69,6 +72,35 @@ TEST(BackwardMemoryTest, ABackwardAfterAnother) {
     RunQueued();
     ExpectSameBits(expected, first.Result(), StrCat("first, seed ", interleaving.seed));
     ExpectSameBits(expected, second.Result(), StrCat("second, seed ", interleaving.seed));
+  }
+}
+
+// A batch that fills the ring, with a shared expert, uses exactly the counters that there are.
+TEST(BackwardMemoryTest, CountersAreThoseOfTheProgram) {
+  for (const int64_t macrobatch : {1, 7, 166}) {
+    for (const int64_t tokens : {1, 128, 2000}) {
+      for (const int32_t experts : {0, 1, 48}) {
+        ProgramShape program;
+        program.ring = {macrobatch + 1, 1, macrobatch};
+        program.token_blocks = CeilDiv<int64_t>(tokens, kRowBlock);
+        program.shared_intermediate_tiles = 1;
+        RoutingTableView table = {};
+        table.num_local_experts = experts;
+        int64_t most = 0;
+        for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+          program.pass = pass;
+          const ProgramView view(ProgramView::Uncounted(), program, table, {});
+          most = std::max<int64_t>(most, view.NumCounters());
+        }
+        ForwardLayerShape shape;
+        shape.max_tokens = tokens;
+        shape.num_local_experts = experts;
+        ForwardConfig config;
+        config.macrobatch_blocks = macrobatch;
+        EXPECT_EQ(PassMemoryLayout(shape, config).num_counters(), most)
+            << macrobatch << " slots, " << tokens << " tokens, " << experts << " experts";
+      }
+    }
   }
 }
 

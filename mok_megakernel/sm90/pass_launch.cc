@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint32_t kThreads = 384;
 constexpr size_t kAlignment = 256;
-// Counter families (CounterFamily) of the pass that has more of them.
+// Counter families (CounterFamily) of the pass that has more of them. A test compares the counters
+// with those that programs use.
 constexpr int64_t kCountersPerPass = 3;
 constexpr int64_t kCounterFamiliesPerSlot = 6;
 constexpr int64_t kCounterFamiliesPerTokenBlock = 4;
@@ -33,11 +34,11 @@ size_t MemoryPlan::Place(int64_t bytes) {
 
 PassMemoryLayout::PassMemoryLayout(const ForwardLayerShape& shape, const ForwardConfig& config) {
   const int64_t token_blocks = CeilDiv<int64_t>(shape.max_tokens, kRowBlock);
-  const int64_t counters = kCountersPerPass + kCounterFamiliesPerSlot * config.macrobatch_blocks +
-                           kCounterFamiliesPerTokenBlock * token_blocks + shape.num_local_experts;
+  num_counters_ = kCountersPerPass + kCounterFamiliesPerSlot * config.macrobatch_blocks +
+                  kCounterFamiliesPerTokenBlock * token_blocks + shape.num_local_experts;
   state_ = plan_.Place(sizeof(PassState));
   abort_flag_ = plan_.Place(sizeof(uint32_t));
-  counters_ = plan_.Place(counters * static_cast<int64_t>(sizeof(uint64_t)));
+  counters_ = plan_.Place(num_counters_ * static_cast<int64_t>(sizeof(uint64_t)));
 }
 
 PassMemory PassMemoryLayout::At(void* base) const {

@@ -55,9 +55,11 @@ class PassMemoryLayout {
  public:
   PassMemoryLayout(const ForwardLayerShape& shape, const ForwardConfig& config);
   size_t bytes() const { return plan_.bytes(); }
+  int64_t num_counters() const { return num_counters_; }
   PassMemory At(void* base) const;
 
  private:
+  int64_t num_counters_;
   MemoryPlan plan_;
   size_t state_, abort_flag_, counters_;
 };
