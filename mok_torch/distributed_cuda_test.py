@@ -178,14 +178,16 @@ def run_ahead_of_an_error(rank, folder):
     if rank == 1:
         wrong[7, 0] = case.experts
     text = f"rank 1, token 7, k 0: expected -1 to {case.experts - 1}, got {case.experts}"
+
+    def layer(idx):
+        x = arguments[0].clone().requires_grad_()
+        return moe(x, idx, *arguments[2:], **options)
+
+    # CUDA loads a kernel when it is first launched, and waits for those that run.
+    layer(arguments[1]).sum().backward()
     for first_to_hear in range(RANKS):
         dist.barrier()
         begin = time.monotonic()
-
-        def layer(idx):
-            x = arguments[0].clone().requires_grad_()
-            return moe(x, idx, *arguments[2:], **options)
-
         if rank == first_to_hear:
             layer(arguments[1])
             layer(wrong)
@@ -193,7 +195,7 @@ def run_ahead_of_an_error(rank, folder):
             with pytest.raises(ValueError, match=text):
                 layer(arguments[1])
         else:
-            torch.cuda._sleep(1 << 30)  # half a second
+            torch.cuda._sleep(1 << 32)  # two seconds
             routings = (arguments[1], wrong, arguments[1], arguments[1])
             outs = [layer(idx) for idx in routings]
             for out in reversed(outs):
