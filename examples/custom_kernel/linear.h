@@ -39,9 +39,8 @@ struct LinearParams {
   mok::RowExchange pull;  // peers' X, [tokens, k] -> local, [rows, k]
   mok::RowExchange push;  // local, [rows, width] -> peers' Y, [tokens * num_ranks, width]
   mok::RankMeeting meeting;
-  uint64_t* counters;  // [CounterCount()], zero before the first pass; they only grow. What an
-                       // abort leaves in them fits no further pass
-  uint64_t pass;  // 1, 2, ...: one more for each launch, the same on all ranks
+  uint64_t* counters;  // [CounterCount()], zero at first; they only grow. Of no use after an abort
+  uint64_t pass;       // 1, 2, ...: one more for each launch, the same on all ranks
   mok::TicketCounter* ticket;
   mok::DeviceWaitParams wait;
   mok::DeviceWaitParams meeting_wait;  // less patient, so that the record names the missing rank
