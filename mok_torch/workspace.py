@@ -293,6 +293,11 @@ class Workspace:
 
         On a GPU with several ranks, a part of the symmetric heap, the same for every call: do not
         write it before the kernels of the last call that used it are queued. Else ordinary memory.
+
+        The backward reads x again. It raises RuntimeError if a call with another x, which is copied
+        there, came in between; it cannot know whether you have written there yourself since the
+        forward, and its gradients are then those of the wrong x. So a training step uses the buffer
+        for one layer at most, or gives its layers tensors of their own.
         """
         num_tokens = as_integer("num_tokens", num_tokens, 0, self.num_local_tokens)
         staged = None
