@@ -26,8 +26,8 @@ def emulated_kernel_library(name, srcs, hdrs = [], deps = [], **kwargs):
       name: the target; tests depend on it.
       srcs: .cu files, and headers that only they include.
       hdrs: headers that declare what the sources define.
-      deps: libraries of headers, as in a cuda_library of the same sources; //mok_core/device and the
-        emulator are added.
+      deps: libraries of headers, as in a cuda_library of the same sources; //mok_core/device and
+        the emulator are added.
       **kwargs: passed to cc_library.
     """
     sources = []
