@@ -183,13 +183,13 @@ def test_full_state_dict_does_not_depend_on_ep_size(size):
 
 def test_full_state_dicts_of_different_layers_are_not_mixed():
     layers = make_layers(2)
-    # Not in the threads, which share the generator that make_layer seeds.
+    # Made before the threads, which share the generator that make_layer seeds.
     other, expected = make_layer(layers[1].group, seed=8), make_layer().experts.w_up
+
     def work(_, rank):
         with pytest.raises(ValueError, match="router's weight on rank 1 is not that on rank 0"):
             (layers[0], other)[rank].full_state_dict()
-        state = layers[rank].full_state_dict()
-        assert torch.equal(state["experts.w_up"], expected)
+        assert torch.equal(layers[rank].full_state_dict()["experts.w_up"], expected)
 
     run_on_ranks(work, 2)
 
