@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <mutex>
 
@@ -42,7 +43,11 @@ SharedWorkers& WorkersOfThisProcess() {
 Status CheckArgs(const MokMatmulArgs* args) {
   MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokMatmulArgs", args->struct_size, sizeof(*args)));
-  return CheckRange("layout", args->layout, MOK_MATMUL_NT, MOK_MATMUL_TN);
+  MOK_RETURN_IF_ERROR(CheckRange("layout", args->layout, MOK_MATMUL_NT, MOK_MATMUL_TN));
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  MOK_RETURN_IF_ERROR(CheckRange("m", args->m, 0, kMost));
+  MOK_RETURN_IF_ERROR(CheckRange("n", args->n, 0, kMost));
+  return CheckRange("k", args->k, 0, kMost);
 }
 
 GemmProblem ProblemOf(const MokMatmulArgs& args) {

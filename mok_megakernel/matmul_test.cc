@@ -106,6 +106,11 @@ TEST(MatmulTest, Errors) {
   product.args.layout = 0;
   product.args.m = -1;
   EXPECT_EQ(mok_matmul(&product.args), MOK_INVALID_ARGUMENT);
+  EXPECT_STREQ(mok_last_error(), "m: expected 0 to 2147483647, got -1");
+  // The number of tiles would overflow.
+  product.args.m = product.args.n = int64_t{1} << 40;
+  EXPECT_EQ(mok_matmul(&product.args), MOK_INVALID_ARGUMENT);
+  EXPECT_STREQ(mok_last_error(), "m: expected 0 to 2147483647, got 1099511627776");
 }
 
 TEST(MatmulTest, AfterFork) {

@@ -318,7 +318,7 @@ typedef struct MokMatmulArgs {
   int32_t num_threads; /* 0: the cores of this process */
   int32_t isa;         /* -1: best, else see mok_isa_name */
   int32_t reserved;    /* 0 */
-  int64_t m, n, k;     /* >= 0 */
+  int64_t m, n, k;     /* 0 to 2^31 - 1 */
   const float* a;
   const float* b;
   float* c; /* [m, n], written */

@@ -26,7 +26,7 @@ class MoKConfig:
       bwd_num_comm_sms: the same for the backward.
       minibatch_size: rows that travel together while the previous minibatch is computed, rounded
         up to row blocks of 128. None: chosen from the shapes.
-      macrobatch_size: rows whose activations are kept for the backward, rounded up to minibatches;
+      macrobatch_size: rows whose activations are kept for the backward, rounded up to row blocks;
         those of the other rows are computed again. None: chosen from the shapes (one rank keeps
         everything). -1: everything, whatever the routing.
       num_threads: compute threads of a rank on the host. None: torch.get_num_threads(), shared by

@@ -51,10 +51,9 @@ class _Announcement(NamedTuple):
         return f"{self.name} of {self.num_experts} experts, {list(self.shape)} {self.dtype} each"
 
 
-def _gather_layer(prefix: str, layer) -> dict[str, Tensor]:
+def _gather_layer(prefix: str, layer, router: int) -> dict[str, Tensor]:
     """Every rank's experts of a layer, concatenated, by their names. Collective."""
     gathered = {}
-    router = _fingerprint(layer.router.weight) if layer.group.size > 1 else 0
     for name, parameter in layer.experts.named_parameters():
         local = parameter.detach()
         own = _Announcement(prefix + name, layer.num_experts, local.shape[1:], local.dtype, router)
@@ -65,12 +64,17 @@ def _gather_layer(prefix: str, layer) -> dict[str, Tensor]:
     return gathered
 
 
-def _fingerprint(weight: Tensor) -> int:
-    """Of the bits of a tensor that every rank holds whole; 0 of a shard (of FSDP)."""
-    if hasattr(weight, "to_local"):
+def _fingerprint(layer) -> int:
+    """Of the bits of a layer's router, which every rank holds whole; 0 of a shard (of FSDP)."""
+    if layer.group.size == 1:
         return 0
-    bits = weight.detach().contiguous().view(torch.int16).flatten().long()
-    return int((bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum())
+    total = 0
+    for tensor in layer.router.state_dict().values():
+        if hasattr(tensor, "to_local"):
+            continue
+        bits = tensor.detach().contiguous().view(torch.int16).flatten().long()
+        total += int((bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum())
+    return total
 
 
 def _gather(local: Tensor, layer, own: _Announcement) -> Tensor:
@@ -78,7 +82,7 @@ def _gather(local: Tensor, layer, own: _Announcement) -> Tensor:
     group = layer.group
     if not isinstance(group, DistributedGroup):
         # Ranks are threads: a peer may train on before this rank has read its tensor.
-        given = exchange_in(_CALL, group, (own, local.clone()), layer.config.timeout_seconds)
+        given = _meet(layer, (own, local.clone()))
         _compare([announcement for announcement, _ in given])
         return torch.cat([tensor for _, tensor in given])
     _compare(_meet(layer, own))
@@ -91,8 +95,8 @@ def _gather(local: Tensor, layer, own: _Announcement) -> Tensor:
         raise
 
 
-def _meet(layer, own: _Announcement | Exception | None) -> list[_Announcement | None]:
-    """What the ranks are about to gather; raises what one has met with.
+def _meet(layer, own) -> list:
+    """What the ranks come with, an _Announcement for example; raises an Exception of another one.
 
     RankTimeoutError names a rank that does not come.
     """
@@ -113,8 +117,8 @@ def _compare(announcements: list[_Announcement | None]):
             continue
         if first is not None and other is not None and other._replace(router=first.router) == first:
             raise ValueError(
-                f"{_CALL}: {first.name}: the router's weight on rank {peer} is not that on rank 0: "
-                "the ranks gather different layers, or their replicas have drifted apart"
+                f"{_CALL}: {first.name}: the router's weight or bias on rank {peer} is not that on "
+                "rank 0: the ranks gather different layers, or their replicas have drifted apart"
             )
         raise ValueError(
             f"{_CALL}: ranks gather different tensors: rank 0 {first or 'none'}, rank {peer} "
@@ -145,9 +149,15 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
       RankTimeoutError: a rank did not come.
     """
     layers = list(_moe_layers(module))
-    state = module.state_dict()
-    for prefix, layer in layers:
-        state |= _gather_layer(prefix, layer)
+    try:
+        state = module.state_dict()
+        routers = [_fingerprint(layer) for _, layer in layers]
+    except Exception as error:
+        if layers:
+            _meet(layers[0][1], error)  # in place of this rank's first announcement
+        raise
+    for (prefix, layer), router in zip(layers, routers, strict=True):
+        state |= _gather_layer(prefix, layer, router)
     return state
 
 

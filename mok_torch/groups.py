@@ -108,6 +108,7 @@ class InProcessGroup:
         self.size = size = as_integer("size", size, 1, _MAX_RANKS)
         self._condition = threading.Condition()
         self._rounds: dict[int, dict[int, Any]] = {}
+        self._given_up: dict[int, str] = {}  # rounds in which a rank has waited in vain
         self._notices: dict[str, str] = {}
         self._members = [InProcessMember(self, rank) for rank in range(size)]
 
@@ -117,16 +118,21 @@ class InProcessGroup:
 
     def _exchange(self, rank: int, round_index: int, value: Any, timeout_seconds: float):
         with self._condition:
+            if round_index in self._given_up:
+                reason = self._given_up[round_index]
+                raise RankTimeoutError(f"rank {rank} came too late: {reason}")
             values = self._rounds.setdefault(round_index, {})
             values[rank] = value
             self._condition.notify_all()
             complete = self._condition.wait_for(lambda: len(values) == self.size, timeout_seconds)
             if not complete:
                 missing = sorted(set(range(self.size)) - set(values))
-                raise RankTimeoutError(
+                reason = (
                     f"rank {rank}: ranks {missing} of the in-process group did not come within "
                     f"{timeout_seconds} s"
                 )
+                self._given_up.setdefault(round_index, reason)
+                raise RankTimeoutError(reason)
             # A rank enters round n + 1 only after it has left round n: n - 1 is over for all.
             self._rounds.pop(round_index - 1, None)
             return [values[peer] for peer in range(self.size)]

@@ -187,7 +187,7 @@ def test_full_state_dicts_of_different_layers_are_not_mixed():
     other, expected = make_layer(layers[1].group, seed=8), make_layer().experts.w_up
 
     def work(_, rank):
-        with pytest.raises(ValueError, match="router's weight on rank 1 is not that on rank 0"):
+        with pytest.raises(ValueError, match="weight or bias on rank 1 is not that on rank 0"):
             (layers[0], other)[rank].full_state_dict()
         assert torch.equal(layers[rank].full_state_dict()["experts.w_up"], expected)
 

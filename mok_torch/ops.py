@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from mok_torch import _C
-from mok_torch.checks import refuse_transforms, require_input
+from mok_torch.checks import (
+    refuse_transforms,
+    require_dtype,
+    require_input,
+    require_tensor,
+)
 from mok_torch.cuda_engine import stream_address
 from mok_torch.custom_ops import moe_backward, moe_forward
 
@@ -24,6 +29,9 @@ _NT, _NN, _TN = _C.MATMUL_NT, _C.MATMUL_NN, _C.MATMUL_TN
 )
 def _matmul(a: Tensor, b: Tensor, layout: int) -> Tensor:
     """The fp32 product that layout names (MokMatmulLayout in mok.h), batch-invariant."""
+    for name, operand in (("a", a), ("b", b)):
+        require_tensor(name, operand, a.device)
+        require_dtype(name, operand, torch.float32)
     m, n, k = _sizes(a, b, layout)
     a, b = a.contiguous(), b.contiguous()
     out = a.new_empty((m, n))
@@ -40,6 +48,11 @@ def _matmul(a: Tensor, b: Tensor, layout: int) -> Tensor:
 
 def _sizes(a: Tensor, b: Tensor, layout: int):
     """m, n and k; checks that the operands fit."""
+    if layout not in (_NT, _NN, _TN):
+        raise ValueError(f"layout: expected {_NT} to {_TN}, got {layout}")
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dim() != 2:
+            raise ValueError(f"{name}: expected two dimensions, got {list(operand.shape)}")
     (m, k) = a.shape if layout != _TN else a.shape[::-1]
     (n, inner) = b.shape if layout == _NT else b.shape[::-1]
     if k != inner:

@@ -107,6 +107,16 @@ def test_errors():
         ops.router_logits(x.long(), weight)
     with pytest.raises(TypeError, match=r"weight: expected a torch.Tensor, got NoneType"):
         ops.router_logits(x, None)
+    matmul = torch.ops.mok.matmul
+    square = torch.ones(16, 16)
+    with pytest.raises(TypeError, match=r"a: expected torch.float32, got torch.bfloat16"):
+        matmul(square.bfloat16(), square.bfloat16(), 0)
+    with pytest.raises(TypeError, match=r"b: expected torch.float32, got torch.float64"):
+        matmul(square, square.double(), 0)
+    with pytest.raises(ValueError, match=r"layout: expected 0 to 2, got 3"):
+        matmul(square, square, 3)
+    with pytest.raises(ValueError, match=r"b: expected two dimensions, got \[16\]"):
+        matmul(square, square[0], 0)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
         with pytest.raises(NotImplementedError, match="router_logits has no forward-mode"):

@@ -1,5 +1,6 @@
 """MoKConfig, workspaces, in-process groups, and the sizes of a plan."""
 
+import concurrent.futures
 import dataclasses
 import gc
 import threading
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mok_torch import _C, InProcessGroup, functional, plan
+from mok_torch import _C, InProcessGroup, RankTimeoutError, functional, plan
 from mok_torch.functional import MoKConfig, create_workspace, get_workspace, moe
 from mok_torch.groups import SingleRank, as_group
 from mok_torch.self_test import Case, run_on_ranks
@@ -241,3 +242,15 @@ def test_threads_that_grow_a_workspace_leave_the_largest(monkeypatch):
     workspace.grow(100)
     larger.join()
     assert workspace.num_local_tokens == 1000
+
+
+def test_a_rank_of_an_in_process_group_that_comes_too_late_is_told():
+    group = InProcessGroup(2)
+    with pytest.raises(RankTimeoutError, match=r"rank 0: ranks \[1\] .* did not come"):
+        group.member(0).exchange("early", 0.01)
+    with pytest.raises(RankTimeoutError, match=r"rank 1 came too late: rank 0: ranks \[1\]"):
+        group.member(1).exchange("late", 0.01)
+    # Then the ranks are in step again.
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        met = pool.map(lambda rank: group.member(rank).exchange(rank, 60), range(2))
+        assert list(met) == [[0, 1], [0, 1]]
