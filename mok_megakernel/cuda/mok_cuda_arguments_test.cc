@@ -5,11 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 #include <utility>
 
 #include "mok_core/device/runtime.h"
@@ -36,6 +36,25 @@ struct Pointer {
   std::string name;
   void** place;
 };
+
+// What a forward and a backward both need.
+template <class Args>
+std::vector<Pointer> TensorsOfBothPasses(Args& args) {
+  return {{"x", args.layer.x},
+          {"topk_weight", args.layer.topk_weight},
+          {"topk_idx", args.topk_idx},
+          {"routed.gate", args.layer.routed.gate},
+          {"routed.up", args.layer.routed.up},
+          {"routed.down", args.layer.routed.down},
+          {"shared.gate", args.layer.shared.gate},
+          {"shared.up", args.layer.shared.up},
+          {"shared.down", args.layer.shared.down},
+          {"context.ring_x", args.context.ring_x},
+          {"context.ring_gate", args.context.ring_gate},
+          {"context.ring_up", args.context.ring_up},
+          {"context.shared_gate", args.context.shared_gate},
+          {"context.shared_up", args.context.shared_up}};
+}
 
 class MokCudaArgumentsTest : public ::testing::Test {
  protected:
@@ -70,8 +89,7 @@ class MokCudaArgumentsTest : public ::testing::Test {
     rank() = good;
   }
   // Nothing may lie where no kernel can access it.
-  void ExpectAligned(const Call& call, std::initializer_list<Pointer> pointers,
-                     int alignment = 16) {
+  void ExpectAligned(const Call& call, const std::vector<Pointer>& pointers, int alignment = 16) {
     for (const Pointer& pointer : pointers) {
       void* const good = *pointer.place;
       *pointer.place = static_cast<std::byte*>(good) + alignment / 2;
@@ -82,7 +100,7 @@ class MokCudaArgumentsTest : public ::testing::Test {
     }
   }
   // None of these may be null either.
-  void ExpectNeeded(const Call& call, std::initializer_list<Pointer> pointers, int alignment = 16) {
+  void ExpectNeeded(const Call& call, const std::vector<Pointer>& pointers, int alignment = 16) {
     for (const Pointer& pointer : pointers) {
       void* const good = *pointer.place;
       ASSERT_NE(good, nullptr) << pointer.name;
@@ -99,21 +117,8 @@ class MokCudaArgumentsTest : public ::testing::Test {
 
 TEST_F(MokCudaArgumentsTest, TensorsOfALayer) {
   MokCudaForwardArgs& args = rank().forward;
-  ExpectNeeded(forward(), {{"x", args.layer.x},
-                           {"topk_weight", args.layer.topk_weight},
-                           {"topk_idx", args.topk_idx},
-                           {"routed.gate", args.layer.routed.gate},
-                           {"routed.up", args.layer.routed.up},
-                           {"routed.down", args.layer.routed.down},
-                           {"shared.gate", args.layer.shared.gate},
-                           {"shared.up", args.layer.shared.up},
-                           {"shared.down", args.layer.shared.down},
-                           {"context.ring_x", args.context.ring_x},
-                           {"context.ring_gate", args.context.ring_gate},
-                           {"context.ring_up", args.context.ring_up},
-                           {"context.shared_gate", args.context.shared_gate},
-                           {"context.shared_up", args.context.shared_up},
-                           {"out", args.out}});
+  ExpectNeeded(forward(), TensorsOfBothPasses(args));
+  ExpectNeeded(forward(), {{"out", args.out}});
   ExpectNeeded(forward(), {{"schedule", args.schedule}, {"scratch", args.scratch}}, 256);
   ExpectAligned(forward(), {{"shared_scale", args.layer.shared_scale}});
   EXPECT_EQ(ranks_->Forward(0, MOK_CUDA_STAGE), MOK_OK) << mok_last_error();
@@ -122,21 +127,8 @@ TEST_F(MokCudaArgumentsTest, TensorsOfALayer) {
 
 TEST_F(MokCudaArgumentsTest, TensorsOfABackward) {
   MokCudaBackwardArgs& args = rank().backward;
-  ExpectNeeded(backward(), {{"x", args.layer.x},
-                            {"topk_weight", args.layer.topk_weight},
-                            {"topk_idx", args.topk_idx},
-                            {"routed.gate", args.layer.routed.gate},
-                            {"routed.up", args.layer.routed.up},
-                            {"routed.down", args.layer.routed.down},
-                            {"shared.gate", args.layer.shared.gate},
-                            {"shared.up", args.layer.shared.up},
-                            {"shared.down", args.layer.shared.down},
-                            {"context.ring_x", args.context.ring_x},
-                            {"context.ring_gate", args.context.ring_gate},
-                            {"context.ring_up", args.context.ring_up},
-                            {"context.shared_gate", args.context.shared_gate},
-                            {"context.shared_up", args.context.shared_up},
-                            {"d_out", args.d_out},
+  ExpectNeeded(backward(), TensorsOfBothPasses(args));
+  ExpectNeeded(backward(), {{"d_out", args.d_out},
                             {"d_x", args.d_x},
                             {"d_topk_weight", args.d_topk_weight},
                             {"d_shared_scale", args.d_shared_scale}});
