@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <vector>
 #include <utility>
+#include <vector>
 
 #include "mok_core/device/runtime.h"
 #include "mok_core/emulator/emulator.h"
