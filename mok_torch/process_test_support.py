@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import traceback
 
@@ -15,6 +16,8 @@ from mok_torch.test_support import routed_batch
 
 BF16 = torch.bfloat16
 RANKS = 2
+# ... and more where there are as many GPUs.
+RANK_COUNTS = [RANKS] + [count for count in (3, 4, 8) if count <= torch.cuda.device_count()]
 CONFIG = MoKConfig(timeout_seconds=30)
 CASES = (
     Case("even", (150, 150), experts=8, topk=2, shared=40, scaled_shared=True),
@@ -24,12 +27,22 @@ CASES = (
 )
 
 
-def _enter(rank: int, worker, backend: str, folder: str):
+def over_ranks(case: Case, ranks: int) -> Case:
+    """The same tokens on `ranks` ranks: of more than the case has, every third has none."""
+    if ranks == len(case.tokens):
+        return case
+    weights = [(rank + 1) % 3 for rank in range(ranks)]
+    tokens = [sum(case.tokens) * weight // sum(weights) for weight in weights]
+    tokens[0] += sum(case.tokens) - sum(tokens)
+    return dataclasses.replace(case, tokens=tuple(tokens))
+
+
+def _enter(rank: int, worker, backend: str, folder: str, ranks: int):
     """Runs worker(rank, folder) as a rank of the default group; a traceback goes to a file."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.cuda.set_device(rank)
     try:
-        dist.init_process_group(backend, f"file://{folder}/meet", rank=rank, world_size=RANKS)
+        dist.init_process_group(backend, f"file://{folder}/meet", rank=rank, world_size=ranks)
         worker(rank, folder)
     except BaseException:
         with open(f"{folder}/error.{rank}", "w", encoding="utf-8") as file:
@@ -38,13 +51,15 @@ def _enter(rank: int, worker, backend: str, folder: str):
     os._exit(0)
 
 
-def run_processes(worker, folder, backend: str = "gloo"):
-    """worker(rank, folder) in two processes; raises their errors."""
-    assert torch.cuda.device_count() >= RANKS, "these tests need two GPUs"
+def run_processes(worker, folder, backend: str = "gloo", ranks: int = RANKS):
+    """worker(rank, folder) in a process a rank; raises their errors."""
+    assert torch.cuda.device_count() >= ranks, f"this test needs {ranks} GPUs"
     context = torch.multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_enter, args=(rank, worker, backend, str(folder)), daemon=True)
-        for rank in range(RANKS)
+        context.Process(
+            target=_enter, args=(rank, worker, backend, str(folder), ranks), daemon=True
+        )
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -52,7 +67,7 @@ def run_processes(worker, folder, backend: str = "gloo"):
         process.join(150)
     errors = "\n".join(path.read_text() for path in sorted(folder.glob("error.*")))
     assert not errors, errors
-    assert [process.exitcode for process in processes] == [0] * RANKS
+    assert [process.exitcode for process in processes] == [0] * ranks
 
 
 def rank_inputs(case: Case, rank: int):
@@ -60,7 +75,7 @@ def rank_inputs(case: Case, rank: int):
     batch = routed_batch(case, BF16)
     begin = sum(case.tokens[:rank])
     own = slice(begin, begin + case.tokens[rank])
-    held = slice(*expert_range(case.experts, RANKS, rank))
+    held = slice(*expert_range(case.experts, len(case.tokens), rank))
     tensors = [batch.x[own], batch.topk_idx[own], batch.topk_weight[own]]
     tensors += [weight[held] for weight in batch.weights]
     shared = batch.shared

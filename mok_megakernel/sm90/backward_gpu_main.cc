@@ -7,12 +7,12 @@
 //                     [--pause_ms=0]
 //
 // small:   the layers of the emulator's test, all gradients against float64, on one GPU (1, 2, 8
-//          and 64 virtual ranks) and, if there are two, on two. --only=text: those layers whose
-//          name contains it.
+//          and 64 virtual ranks) and on 2, 3, 4 and 8 GPUs, as far as there are as many.
+//          --only=text: those layers whose name contains it.
 // medium:  a layer of many tiles, all gradients against the host engine.
-// model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
-//          tokens against float64 (not with --quick), repeats bit for bit, time per pass.
-//          --virtual: also 2 and 8 virtual ranks on one GPU. --ranks=1 or 2: only these. --times:
+// model, traffic: the layers of testing/model_layer.h on one GPU (1 rank), on two and on all,
+//          sampled tokens against float64 (not with --quick), repeats bit for bit, time per pass.
+//          --virtual: also 2 and 8 virtual ranks on one GPU. --ranks=n: on n GPUs only. --times:
 //          no checks at all. --trace: what consumers of rank 0 did. --pause_ms: before each
 //          measurement; a GPU that has drawn its power limit for most of a second is slowed down.
 // The exit status is 1 if any check fails.

@@ -1,16 +1,19 @@
 // Checks and times the forward kernel on Hopper GPUs.
 //
 //   forward_gpu_main [small] [model] [traffic] [--shape=kimi] [--comm_sms=0] [--minibatch=0]
-//                    [--macrobatch=0] [--sms=0] [--passes=20] [--virtual] [--device_schedule]
+//                    [--macrobatch=0] [--sms=0] [--passes=20] [--ranks=0] [--virtual]
+//                    [--device_schedule]
 //
 // small:   the layers of the emulator's test, against float64, on one GPU (1, 2, 8 and 64 virtual
-//          ranks) and, if there are two, on two, where then one does not come. --only=text: those
-//          cases whose name contains it; --repeats=3: passes of a case, equal bit for bit.
-// model, traffic: the layers of testing/model_layer.h on one GPU (1 rank) and on two GPUs, sampled
-//          tokens against float64, repeats bit for bit, time per pass. --virtual: also 2 and 8
-//          virtual ranks on one GPU. --device_schedule: every pass, timed ones too, builds its
-//          schedule first. --config=key=value,...: the same layer again with these choices of the
-//          configuration, any number of times; bits have to be equal. --quick: no float64.
+//          ranks) and on 2 (where then one does not come), 3, 4 and 8 GPUs, as far as there are as
+//          many. --only=text: those cases whose name contains it; --repeats=3: passes of a case,
+//          equal bit for bit.
+// model, traffic: the layers of testing/model_layer.h on one GPU (1 rank), on two and on all,
+//          sampled tokens against float64, repeats bit for bit, time per pass. --ranks=n: on n GPUs
+//          only. --virtual: also 2 and 8 virtual ranks on one GPU. --device_schedule: every pass,
+//          timed ones too, builds its schedule first. --config=key=value,...: the same layer again
+//          with these choices of the configuration, any number of times; bits have to be equal.
+//          --quick: no float64.
 //          --trace=path: the raw trace of one pass of rank 0 (last layer and configuration).
 // The exit status is 1 if any check fails.
 #include <algorithm>

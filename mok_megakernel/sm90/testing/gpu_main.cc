@@ -55,6 +55,13 @@ bool ParseCommonFlag(const std::string& name, const std::string& value, const Bo
   return true;
 }
 
+// How many ranks have a GPU each: as many as asked for, else two and all.
+std::vector<int> RanksOnDevices(int devices, int asked) {
+  if (asked > 1) return asked <= devices ? std::vector<int>{asked} : std::vector<int>{};
+  if (asked == 1 || devices < 2) return {};
+  return devices == 2 ? std::vector<int>{2} : std::vector<int>{2, devices};
+}
+
 void RunModels(int devices, bool traffic, const GpuMainFlags& flags, const LargeRun& run) {
   for (const ModelShape& shape : kModelShapes) {
     if (!flags.shape.empty() && flags.shape != shape.name) continue;
@@ -62,13 +69,15 @@ void RunModels(int devices, bool traffic, const GpuMainFlags& flags, const Large
       return traffic ? TrafficLayerSpec(shape, ranks) : ModelLayerSpec(shape, ranks);
     };
     const std::string name = StrCat(shape.name, traffic ? " traffic" : " model");
-    if (flags.ranks != 2) run(spec(1), false, name + ", 1 GPU");
+    if (flags.ranks <= 1) run(spec(1), false, name + ", 1 GPU");
     if (flags.virtual_ranks) {
       for (const int ranks : {2, 8}) {
         run(spec(ranks), false, StrCat(name, ", ", ranks, " virtual ranks"));
       }
     }
-    if (devices >= 2 && flags.ranks != 1) run(spec(2), true, name + ", 2 GPUs");
+    for (const int ranks : RanksOnDevices(devices, flags.ranks)) {
+      run(spec(ranks), true, StrCat(name, ", ", ranks, " GPUs"));
+    }
   }
 }
 
@@ -134,6 +143,8 @@ LayerSpec SmallSizes() {
 
 void RunSmallCases(const SmallCases& cases, int devices, const std::string& only,
                    const SmallRun& run) {
+  const std::vector<int64_t> kTokensOf8 = {100, 0, 3, 250, 17, 128, 129, 73};
+  const std::vector<int32_t> kExpertsOf8 = {2, 0, 1, 1, 0, 1, 1, 0};
   DeviceLayerOptions plain;
   plain.own_devices = false;
   const auto run_on = [&](const std::string& ranks, const std::vector<int64_t>& tokens,
@@ -156,12 +167,15 @@ void RunSmallCases(const SmallCases& cases, int devices, const std::string& only
   };
   run_on("one rank", {700}, {6});
   run_on("2 virtual ranks", {400, 300}, {4, 2});
-  run_on("8 virtual ranks", {100, 0, 3, 250, 17, 128, 129, 73}, {2, 0, 1, 1, 0, 1, 1, 0});
+  run_on("8 virtual ranks", kTokensOf8, kExpertsOf8);
   run_on("64 virtual ranks", cases.tokens_of_64, cases.experts_of_64);
   if (devices < 2) return;
   plain.own_devices = true;
   run_on("2 GPUs", {400, 300}, {4, 2});
   run_on("2 GPUs, one without tokens", {0, 300}, {4, 2});
+  if (devices >= 3) run_on("3 GPUs, few tokens", {0, 5, 17}, {1, 0, 5});
+  if (devices >= 4) run_on("4 GPUs", {250, 0, 133, 317}, {2, 1, 0, 3});
+  if (devices >= 8) run_on("8 GPUs", kTokensOf8, kExpertsOf8);
 }
 
 Tensor GatherRows(const Tensor& tensor, int64_t columns, const std::vector<int64_t>& rows) {

@@ -32,7 +32,7 @@ struct GpuMainFlags {
   bool small = false, medium = false, model = false, traffic = false;
   bool virtual_ranks = false;  // model, traffic: also 2 and 8 ranks on one GPU
   bool quick = false;          // ... no float64
-  int ranks = 0;               // ... 1: one GPU only, 2: two GPUs only
+  int ranks = 0;               // ... 1: on one GPU only; n: on n GPUs only
   std::string shape;           // ... only of this name
   int passes = 20;             // in a queue that is timed
   std::string only;            // small: cases whose name contains it
@@ -88,8 +88,8 @@ int RunGpuMain(int argc, char** argv, const GpuProgram<Flags>& program, const Ch
   return gpu_main_internal::Run(argc, argv, bound, flags, check);
 }
 
-// The small layers: these sizes on 1, 2, 8 and 64 ranks that share a GPU and, with several devices,
-// on two GPUs.
+// The small layers: these sizes on 1, 2, 8 and 64 ranks that share a GPU and, as far as there are
+// as many, on 2, 3, 4 and 8 GPUs.
 struct SmallCases {
   LayerSpec spec;  // but for tokens and experts
   int64_t permuted_intermediate;
