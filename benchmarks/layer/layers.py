@@ -36,7 +36,8 @@ class MokLayer:
         self.problem = problem
         self.link_bytes = problem.load.link_bytes
         case, x = problem.case, problem.x
-        self._workspace = functional.get_workspace(
+        # Of its own: a cached one may be larger than this case needs.
+        self._workspace = functional.create_workspace(
             None,
             problem.group if problem.ranks > 1 else None,
             device=x.device,
