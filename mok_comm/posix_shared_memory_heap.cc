@@ -18,10 +18,7 @@ constexpr const char* kSharedMemoryDirectory = "/dev/shm";
 constexpr size_t kMaxNameLength = 64;
 
 Status CheckOptions(const PosixSharedMemoryOptions& options) {
-  if (options.name.empty() || options.name.size() > kMaxNameLength) {
-    return InvalidArgumentError("shared memory: name \"", options.name, "\" has ",
-                                options.name.size(), " characters, expected 1 to ", kMaxNameLength);
-  }
+  MOK_RETURN_IF_ERROR(CheckSharedMemoryName("shared memory: name", options.name));
   if (options.size < 1) {
     return InvalidArgumentError("shared memory: size is ", options.size, ", expected >= 1");
   }
@@ -156,6 +153,15 @@ Status MeetAndMap(const PosixSharedMemoryOptions& options, Rendezvous::Deadline 
 }
 
 }  // namespace
+
+Status CheckSharedMemoryName(const char* argument, const std::string& name) {
+  if (!name.empty() && name.size() <= kMaxNameLength && name.find('/') == std::string::npos) {
+    return OkStatus();
+  }
+  return InvalidArgumentError(argument, ": expected 1 to ", kMaxNameLength,
+                              " characters without '/', got ", name.size(), ": \"",
+                              name.substr(0, kMaxNameLength), "\"");
+}
 
 StatusOr<std::unique_ptr<SymmetricHeap>> CreatePosixSharedMemoryHeap(
     const PosixSharedMemoryOptions& options) {

@@ -116,8 +116,10 @@ TEST(PosixSharedMemoryHeapTest, NameIsFreeAgainAtOnce) {
 TEST(PosixSharedMemoryHeapTest, RejectsBadOptions) {
   const std::string name = "options";
   const std::vector<std::pair<PosixSharedMemoryOptions, std::string>> cases = {
-      {Options("", 0, 1, 1), "has 0 characters, expected 1 to 64"},
-      {Options(std::string(65, 'x'), 0, 1, 1), "has 65 characters, expected 1 to 64"},
+      {Options("", 0, 1, 1), "name: expected 1 to 64 characters without '/', got 0"},
+      {Options(std::string(65, 'x'), 0, 1, 1),
+       "name: expected 1 to 64 characters without '/', got 65"},
+      {Options("a/b", 0, 1, 1), "name: expected 1 to 64 characters without '/', got 3: \"a/b\""},
       {Options(name, 0, 0, 1), "size is 0, expected >= 1"},
       {Options(name, -1, 2, 1), "rank is -1, expected 0 to 1"},
       {Options(name, 2, 2, 1), "rank is 2, expected 0 to 1"},

@@ -65,8 +65,12 @@ class HeapLayout {
 // Errors: kInvalidArgument for size < 1 or bytes == 0; kResourceExhausted naming the bytes.
 StatusOr<std::vector<std::unique_ptr<SymmetricHeap>>> CreateInProcessHeaps(int size, size_t bytes);
 
+// kInvalidArgument, with the name of the argument, unless `name` has 1 to 64 characters, none of
+// them '/'.
+Status CheckSharedMemoryName(const char* argument, const std::string& name);
+
 struct PosixSharedMemoryOptions {
-  std::string name;  // identifies the group on this machine: same on its ranks, 1 to 64 characters
+  std::string name;  // identifies the group on this machine: same on its ranks; checked as above
   int rank = 0;
   int size = 1;
   size_t bytes = 0;                           // per rank; must agree

@@ -27,6 +27,11 @@ Status CheckStructSize(const char* name, int64_t given, int64_t expected) {
                               " (compiled against another version of mok.h?)");
 }
 
+Status CheckReserved(const char* name, double given) {
+  if (given == 0) return OkStatus();
+  return InvalidArgumentError(name, ".reserved: expected 0, got ", given);
+}
+
 }  // namespace mok
 
 extern "C" const char* mok_last_error(void) { return mok::LastError(); }

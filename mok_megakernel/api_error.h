@@ -29,5 +29,8 @@ int32_t GuardApi(Function function) {
 
 // kInvalidArgument unless a struct of the C API has the size that this library knows.
 Status CheckStructSize(const char* name, int64_t given, int64_t expected);
+// kInvalidArgument unless the field `reserved` of the struct `name` is 0: it may mean something to
+// another version of the library.
+Status CheckReserved(const char* name, double given);
 
 }  // namespace mok

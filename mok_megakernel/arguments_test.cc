@@ -82,9 +82,9 @@ TEST_F(ArgumentsTest, Forward) {
                      null("context.shared_up"));
   ExpectForwardError([](auto* args) { args->out = nullptr; }, MOK_INVALID_ARGUMENT, null("out"));
   ExpectForwardError([](auto* args) { args->layer.routed.intermediate = 0; }, MOK_INVALID_ARGUMENT,
-                     "routed.intermediate: expected a positive multiple of 8, got 0");
+                     "routed.intermediate: expected a multiple of 8 from 8 to 2^31 - 1, got 0");
   ExpectForwardError([](auto* args) { args->layer.shared.intermediate = -8; }, MOK_INVALID_ARGUMENT,
-                     "shared.intermediate: expected a multiple of 8 >= 0, got -8");
+                     "shared.intermediate: expected a multiple of 8 from 0 to 2^31 - 1, got -8");
   ExpectForwardError([](auto* args) { args->layer.swiglu_limit = NAN; }, MOK_INVALID_ARGUMENT,
                      "swiglu_limit: expected a number, got NaN");
   ExpectForwardError([](auto* args) { args->layer.shared.intermediate = 0; }, MOK_INVALID_ARGUMENT,
@@ -138,9 +138,28 @@ TEST_F(ArgumentsTest, Backward) {
   ExpectBackwardError([](auto* args) { args->layer.shared_scale = nullptr; }, MOK_INVALID_ARGUMENT,
                       "d_shared_scale: expected null without shared_scale");
   ExpectBackwardError([](auto* args) { args->kept_macrobatches = 2; }, MOK_INVALID_ARGUMENT,
-                      "kept_macrobatches: expected 0 or 1, got 2");
+                      "kept_macrobatches: expected 0 to 1, got 2");
   ExpectBackwardError([](auto* args) { args->d_routed.dtype = 2; }, MOK_TYPE_MISMATCH,
                       "d_routed.dtype: expected fp32 or bf16, got e4m3");
+  ExpectBackwardError([](auto* args) { args->d_routed.accumulate = 2; }, MOK_INVALID_ARGUMENT,
+                      "d_routed.accumulate: expected 0 to 1, got 2");
+  ExpectBackwardError([](auto* args) { args->d_shared.accumulate = -1; }, MOK_INVALID_ARGUMENT,
+                      "d_shared.accumulate: expected 0 to 1, got -1");
+}
+
+// They may mean something to another version of the library.
+TEST_F(ArgumentsTest, ReservedFieldsAreZero) {
+  ExpectForwardError([](auto* args) { args->layer.reserved = 0.5f; }, MOK_INVALID_ARGUMENT,
+                     "MokLayer.reserved: expected 0, got 0.5");
+  ExpectBackwardError([](auto* args) { args->layer.reserved = NAN; }, MOK_INVALID_ARGUMENT,
+                      "MokLayer.reserved: expected 0, got nan");
+  ExpectBackwardError([](auto* args) { args->reserved = -1; }, MOK_INVALID_ARGUMENT,
+                      "MokBackwardArgs.reserved: expected 0, got -1");
+  ExpectConfigError([](auto* config) { config->reserved = 7; }, MOK_INVALID_ARGUMENT,
+                    "MokEngineConfig.reserved: expected 0, got 7");
+  layer_.config.reserved = 7;
+  ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
+              "MokEngineConfig.reserved: expected 0, got 7");
 }
 
 TEST_F(ArgumentsTest, Config) {
@@ -173,7 +192,14 @@ TEST_F(ArgumentsTest, Schedule) {
   layer_.schedule_args = good;
   layer_.schedule_args.num_local_experts = -3;
   ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
-              "num_local_experts: expected >= 0, got -3");
+              "num_local_experts: expected 0 to 1048576, got -3");
+  layer_.schedule_args.num_local_experts = MOK_MAX_LOCAL_EXPERTS + 1;
+  ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
+              "num_local_experts: expected 0 to 1048576, got 1048577");
+  layer_.schedule_args = good;
+  layer_.schedule_args.num_experts = -1;
+  ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
+              "num_experts: expected 0 to 2147483647, got -1");
   ExpectError(layer_.Forward(workspaces_[0]), MOK_INVALID_ARGUMENT,
               "schedule: expected a pointer, got null");
 }
@@ -236,10 +262,14 @@ TEST_F(ArgumentsTest, SavedScheduleIsChecked) {
             MOK_OK);
   std::vector<int32_t> words(10000);
   EXPECT_EQ(mok_schedule_save(schedule, words.data(), 100), MOK_INVALID_ARGUMENT);
+  ExpectError(mok_schedule_save(schedule, words.data(), -1), MOK_INVALID_ARGUMENT,
+              "num_words: expected 0 to 2305843009213693951, got -1");
   ASSERT_EQ(mok_schedule_save(schedule, words.data(), 10000), MOK_OK);
   mok_schedule_destroy(schedule);
   schedule = nullptr;
   EXPECT_EQ(mok_schedule_load(words.data(), 100, &schedule), MOK_INVALID_ARGUMENT);
+  ExpectError(mok_schedule_load(words.data(), -1, &schedule), MOK_INVALID_ARGUMENT,
+              "num_words: expected 0 to 2305843009213693951, got -1");
   for (const size_t word : {size_t{0}, size_t{12}, size_t{200}}) {
     words[word] ^= 4;
     EXPECT_EQ(mok_schedule_load(words.data(), 10000, &schedule), MOK_INVALID_ARGUMENT) << word;
@@ -271,6 +301,29 @@ TEST_F(ArgumentsTest, TraceHoldsEveryTask) {
   }
 }
 
+TEST(TraceTest, Errors) {
+  MokTrace* trace = nullptr;
+  ExpectError(mok_trace_create(0, 10, &trace), MOK_INVALID_ARGUMENT,
+              "num_workers: expected 1 to 2048, got 0");
+  ExpectError(mok_trace_create(INT32_MAX, 0, &trace), MOK_INVALID_ARGUMENT,
+              "num_workers: expected 1 to 2048, got 2147483647");
+  ExpectError(mok_trace_create(1, -1, &trace), MOK_INVALID_ARGUMENT,
+              "events_per_worker: expected 0 to 9223372036854775807, got -1");
+  ExpectError(mok_trace_create(2, INT64_MAX, &trace), MOK_INVALID_ARGUMENT,
+              "num_workers, events_per_worker: expected at most 2^45 bytes, got [2, "
+              "9223372036854775807] of 32 bytes");
+  EXPECT_EQ(trace, nullptr);
+}
+
+TEST(GroupTest, Errors) {
+  MokInProcessGroup* group = nullptr;
+  for (const int32_t ranks : {-1, 0, MOK_MAX_RANKS + 1, INT32_MAX}) {
+    ExpectError(mok_in_process_group_create(ranks, &group), MOK_INVALID_ARGUMENT,
+                StrCat("ep_size: expected 1 to 1024, got ", ranks));
+  }
+  EXPECT_EQ(group, nullptr);
+}
+
 TEST(WorkspaceOptionsTest, Errors) {
   const LayerSpec spec = SmallSpec();
   const auto expect = [&](const std::function<void(MokWorkspaceOptions*)>& spoil, int32_t code,
@@ -282,19 +335,43 @@ TEST(WorkspaceOptionsTest, Errors) {
     EXPECT_EQ(workspace, nullptr);
   };
   expect([](auto* options) { options->ep_size = 0; }, MOK_INVALID_ARGUMENT,
-         "ep_size: expected >= 1, got 0");
+         "ep_size: expected 1 to 1024, got 0");
   expect([](auto* options) { options->rank = 1; }, MOK_INVALID_ARGUMENT,
          "rank: expected 0 to 0, got 1");
   expect([](auto* options) { options->hidden = 12; }, MOK_INVALID_ARGUMENT,
-         "hidden: expected a positive multiple of 8, got 12");
+         "hidden: expected a multiple of 8 from 8 to 2^31 - 1, got 12");
   expect([](auto* options) { options->topk = 0; }, MOK_INVALID_ARGUMENT,
-         "topk: expected >= 1, got 0");
+         "topk: expected 1 to 2147483647, got 0");
   expect([](auto* options) { options->dtype = 2; }, MOK_TYPE_MISMATCH,
          "dtype: expected bf16 (0) or fp32 (1), got 2");
   expect([](auto* options) { options->timeout_seconds = 0; }, MOK_INVALID_ARGUMENT,
          "timeout_seconds: expected a number in (0, 1e9), got 0");
   expect([](auto* options) { options->ep_size = 2; }, MOK_INVALID_ARGUMENT,
          "heap_name, group: expected exactly one with ep_size 2, got 0");
+  expect([](auto* options) { options->reserved = 1; }, MOK_INVALID_ARGUMENT,
+         "MokWorkspaceOptions.reserved: expected 0, got 1");
+  expect([](auto* options) { options->topk = INT32_MAX; }, MOK_INVALID_ARGUMENT,
+         StrCat("max_tokens * topk: expected 0 to 2147483647, got ", int64_t{INT32_MAX} * 9));
+  expect(
+      [](auto* options) {
+        options->max_tokens = INT32_MAX;
+        options->topk = 1;
+        options->hidden = INT32_MAX - 7;
+      },
+      MOK_INVALID_ARGUMENT,
+      "max_tokens * topk, hidden: expected at most 2^45 bytes, got [2147483647, 2147483640] of 2 "
+      "bytes");
+  const std::string long_name(65, 'x');
+  for (const char* name : {"", "a/b", "/mok", long_name.c_str()}) {
+    expect(
+        [&](auto* options) {
+          options->ep_size = 2;
+          options->heap_name = name;
+        },
+        MOK_INVALID_ARGUMENT,
+        StrCat("heap_name: expected 1 to 64 characters without '/', got ", std::string(name).size(),
+               ": \"", std::string(name).substr(0, 64), "\""));
+  }
 }
 
 TEST(WorkspaceInfoTest, ScratchAndThreadsGrowOnly) {

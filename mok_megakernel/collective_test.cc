@@ -237,11 +237,11 @@ TEST_F(CollectiveTest, RanksDisagreeOnDifferentiation) {
   ExpectWorks();
   rank(2).forward_args.differentiated = 2;
   ExpectEverywhere(Forwards(), MOK_INVALID_ARGUMENT,
-                   "rank 2: differentiated: expected 0 or 1, got 2");
+                   "rank 2: differentiated: expected 0 to 1, got 2");
   rank(2).forward_args.differentiated = 1;
   rank(2).forward_args.clear_spare_rows = -1;
   ExpectEverywhere(Forwards(), MOK_INVALID_ARGUMENT,
-                   "rank 2: clear_spare_rows: expected 0 or 1, got -1");
+                   "rank 2: clear_spare_rows: expected 0 to 1, got -1");
 }
 
 // Same sizes, other tokens: only the contents of the ring can tell.

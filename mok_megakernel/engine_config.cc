@@ -11,9 +11,6 @@
 namespace mok {
 namespace {
 
-// More than any machine has; keeps a wrong number from starting a million threads.
-constexpr int32_t kMaxThreads = 1024;
-
 StatusOr<Isa> ResolveIsa(int32_t isa) {
   if (isa == -1) return BestIsa();
   MOK_RETURN_IF_ERROR(CheckRange("config.isa", isa, -1, MOK_NUM_ISAS - 1));
@@ -37,9 +34,10 @@ StatusOr<EngineConfig> ResolveConfig(const MokEngineConfig* config, int ep_size)
   MOK_RETURN_IF_ERROR(CheckPointer("config", config));
   MOK_RETURN_IF_ERROR(
       CheckStructSize("MokEngineConfig", config->struct_size, sizeof(MokEngineConfig)));
-  MOK_RETURN_IF_ERROR(CheckRange("config.num_threads", config->num_threads, 0, kMaxThreads));
+  MOK_RETURN_IF_ERROR(CheckReserved("MokEngineConfig", config->reserved));
+  MOK_RETURN_IF_ERROR(CheckRange("config.num_threads", config->num_threads, 0, MOK_MAX_THREADS));
   MOK_RETURN_IF_ERROR(
-      CheckRange("config.num_comm_threads", config->num_comm_threads, 0, kMaxThreads));
+      CheckRange("config.num_comm_threads", config->num_comm_threads, 0, MOK_MAX_THREADS));
   MOK_RETURN_IF_ERROR(CheckRange("config.minibatch_rows", config->minibatch_rows, 0, INT32_MAX));
   MOK_RETURN_IF_ERROR(CheckRange("config.macrobatch_rows", config->macrobatch_rows, -1, INT32_MAX));
   EngineConfig resolved;

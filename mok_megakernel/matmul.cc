@@ -3,15 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <mutex>
 
-#include "mok_core/argument_checks.h"
 #include "mok_gemm/host/gemm.h"
 #include "mok_gemm/host/isa.h"
-#include "mok_megakernel/api_error.h"
 #include "mok_megakernel/engine_config.h"
+#include "mok_megakernel/layer_checks.h"
 #include "mok_megakernel/worker_pool.h"
 
 namespace mok {
@@ -40,16 +38,6 @@ SharedWorkers& WorkersOfThisProcess() {
   return *workers;
 }
 
-Status CheckArgs(const MokMatmulArgs* args) {
-  MOK_RETURN_IF_ERROR(CheckPointer("args", args));
-  MOK_RETURN_IF_ERROR(CheckStructSize("MokMatmulArgs", args->struct_size, sizeof(*args)));
-  MOK_RETURN_IF_ERROR(CheckRange("layout", args->layout, MOK_MATMUL_NT, MOK_MATMUL_TN));
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  MOK_RETURN_IF_ERROR(CheckRange("m", args->m, 0, kMost));
-  MOK_RETURN_IF_ERROR(CheckRange("n", args->n, 0, kMost));
-  return CheckRange("k", args->k, 0, kMost);
-}
-
 GemmProblem ProblemOf(const MokMatmulArgs& args) {
   GemmProblem problem;
   problem.layout = static_cast<GemmLayout>(args.layout);
@@ -74,7 +62,7 @@ int NumWorkers(const MokMatmulArgs& args, int allowed) {
 }  // namespace
 
 Status Matmul(const MokMatmulArgs* args) {
-  MOK_RETURN_IF_ERROR(CheckArgs(args));
+  MOK_RETURN_IF_ERROR(CheckMatmulArgs(args));
   MokEngineConfig config{};
   config.struct_size = sizeof(config);
   config.num_threads = args->num_threads;

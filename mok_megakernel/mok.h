@@ -23,10 +23,15 @@
  * the macrobatch, recomputation, and the number of ranks over which the same global batch is
  * spread.
  *
+ * Memory: tensors are aligned to their elements. What a call only reads may overlap: x may be
+ * d_out, up may be gate. What it writes (outputs, gradients, the context, in a backward too) may
+ * overlap nothing else that the call is given, not even in part: such calls are refused. Pointers
+ * to nothing (no tokens, no expert, null) overlap nothing. Fields named `reserved` have to be 0.
+ *
  * Every struct that a function is given begins with `struct_size` = sizeof(that struct), so that a
  * caller compiled against another version is refused instead of misread; structs inside these
  * (MokLayer, MokWeights, MokContext, MokWeightGrads) count in theirs. Every function that can fail
- * returns a MokStatusCode; mok_last_error() then holds the text.
+ * returns a MokStatusCode (but mok_schedule_capacity_rows); mok_last_error() then holds the text.
  */
 #ifndef MOK_MEGAKERNEL_MOK_H_
 #define MOK_MEGAKERNEL_MOK_H_
@@ -61,6 +66,10 @@ enum MokStatusCode {
   MOK_INTERNAL = 10
 };
 
+/* Limits that no machine reaches: beyond them a size is taken for a mistake. No tensor may take
+ * more than 2^45 bytes. */
+enum { MOK_MAX_RANKS = 1024, MOK_MAX_THREADS = 1024, MOK_MAX_LOCAL_EXPERTS = 1048576 };
+
 enum MokDType { MOK_BF16 = 0, MOK_FP32 = 1 };
 
 /* The collective operations, as named by the handshake and by mok_workspace_report_error. */
@@ -85,7 +94,7 @@ MOK_API int32_t mok_num_cores(void);
 typedef struct MokTrace MokTrace; /* one rank's record of task kind, begin and end per worker */
 
 /* Keeps the first `events_per_worker` tasks of each of `num_workers` workers (threads plus
- * communication threads); later ones are counted, not kept. */
+ * communication threads, at most 2 * MOK_MAX_THREADS); later ones are counted, not kept. */
 MOK_API int32_t mok_trace_create(int32_t num_workers, int64_t events_per_worker, MokTrace** trace);
 MOK_API void mok_trace_destroy(MokTrace* trace);
 /* Writes the events in Chrome's trace format (chrome://tracing, Perfetto). Not while a pass runs.
@@ -104,10 +113,11 @@ MOK_API void mok_in_process_group_destroy(MokInProcessGroup* group);
 typedef struct MokWorkspaceOptions {
   int64_t struct_size;
   int32_t rank;    /* [0, ep_size) */
-  int32_t ep_size; /* R >= 1 */
+  int32_t ep_size; /* R in [1, MOK_MAX_RANKS] */
   /* Exactly one of the next two when ep_size > 1; both null when ep_size is 1. */
-  const char* heap_name; /* POSIX shared memory, ranks are processes of one machine: a name without
-                            '/' that only this group uses (it leaves nothing in /dev/shm behind) */
+  const char* heap_name; /* POSIX shared memory, ranks are processes of one machine: a name of 1 to
+                            64 characters without '/' that only this group uses (it leaves nothing
+                            in /dev/shm behind) */
   MokInProcessGroup* group; /* ranks are threads of this process */
   int64_t max_tokens;       /* the largest T of any rank in any call >= 0; same on every rank */
   int32_t hidden;           /* H, a multiple of 8; same on every rank */
@@ -133,7 +143,7 @@ typedef struct MokWorkspaceInfo {
   int64_t heap_bytes;    /* of this rank's symmetric heap */
   int64_t scratch_bytes; /* reserved so far; grows with the largest ring and intermediate size */
   int32_t num_threads;   /* worker threads started so far, the caller's own not counted */
-  int32_t reserved;
+  int32_t reserved;      /* written: 0 */
 } MokWorkspaceInfo;
 MOK_API int32_t mok_workspace_info(const MokWorkspace* workspace, MokWorkspaceInfo* info);
 
@@ -151,7 +161,8 @@ MOK_API int32_t mok_workspace_report_error(MokWorkspace* workspace, int32_t oper
 /* May differ by rank and by call: no field changes a bit of any result. */
 typedef struct MokEngineConfig {
   int64_t struct_size;
-  int32_t num_threads;      /* compute workers; 0: the cores of this process divided by ep_size */
+  int32_t num_threads;      /* compute workers, up to MOK_MAX_THREADS; 0: the cores of this process
+                               divided by ep_size */
   int32_t num_comm_threads; /* workers that only move rows; 0: compute workers do it in turn */
   int64_t minibatch_rows;   /* unit of overlap of exchange and compute, rounded up to row blocks of
                                128 rows; 0: chosen by each pass. Read by mok_schedule_build */
@@ -174,7 +185,7 @@ typedef struct MokScheduleArgs {
   int64_t struct_size;
   const int64_t* topk_idx; /* [T, K] global expert ids, -1: no route. An expert may appear twice */
   int64_t num_tokens;      /* T in [0, max_tokens] */
-  int32_t num_local_experts; /* El >= 0; may differ by rank, E >= 1 */
+  int32_t num_local_experts; /* El in [0, MOK_MAX_LOCAL_EXPERTS]; may differ by rank, E >= 1 */
   int32_t num_experts;       /* E, to be checked; same on every rank. 0: what the El add up to */
 } MokScheduleArgs;
 
@@ -206,7 +217,8 @@ MOK_API int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int6
 /* A schedule as plain memory, for frameworks that own every buffer between forward and backward.
  * Words are int32 in this machine's byte order; a saved schedule takes at most
  * MOK_SCHEDULE_HEADER_WORDS + 2 * El + 2 * capacity + T * K words, where capacity, the rows of the
- * worst case, is mok_schedule_capacity_rows(tokens of all ranks, K, El). */
+ * worst case, is mok_schedule_capacity_rows(tokens of all ranks, K, El); that returns -1, and
+ * mok_last_error() holds the text, for a negative argument or rows that do not fit int64. */
 #define MOK_SCHEDULE_HEADER_WORDS 64
 MOK_API int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t topk,
                                            int32_t num_local_experts);
@@ -224,7 +236,7 @@ typedef struct MokWeights {
   const void* gate;     /* [El, I, H]; shared: [Is, H] */
   const void* up;       /* as gate */
   const void* down;     /* [El, H, I]; shared: [H, Is] */
-  int64_t intermediate; /* I or Is, a multiple of 8; 0 (and null pointers): no shared expert */
+  int64_t intermediate; /* I or Is, a multiple of 8; 0, with null pointers: no shared expert */
 } MokWeights;
 
 /* What the forward leaves for the backward. Caller-owned, one per live forward; also the ring in
@@ -255,7 +267,7 @@ typedef struct MokForwardArgs {
   int64_t struct_size;
   MokLayer layer;
   MokContext context; /* written */
-  void* out;          /* [T, H], written; may not overlap x */
+  void* out;          /* [T, H], written */
   /* 1: the caller's automatic differentiation will run the backward of this call; the same on
    * every rank, because a rank that did not would let the others wait in their backward. 0: it
    * does not, or the caller sees to that itself. Changes nothing else. */

@@ -13,6 +13,7 @@
 #include "mok_core/status.h"
 #include "mok_gemm/host/isa.h"
 #include "mok_megakernel/api_error.h"
+#include "mok_megakernel/call_memory.h"
 #include "mok_megakernel/engine_config.h"
 #include "mok_megakernel/host_engine.h"
 #include "mok_megakernel/in_process_group.h"
@@ -54,39 +55,37 @@ int32_t GuardLocked(MokWorkspace* handle, Function function) {
   });
 }
 
-Status CheckOptions(const MokWorkspaceOptions& options) {
-  if (options.ep_size < 1) {
-    return InvalidArgumentError("ep_size: expected >= 1, got ", options.ep_size);
-  }
-  if (options.rank < 0 || options.rank >= options.ep_size) {
-    return InvalidArgumentError("rank: expected 0 to ", options.ep_size - 1, ", got ",
-                                options.rank);
-  }
-  if (options.max_tokens < 0 || options.max_tokens > INT32_MAX) {
-    return InvalidArgumentError("max_tokens: expected 0 to 2^31 - 1, got ", options.max_tokens);
-  }
-  if (options.hidden <= 0 || options.hidden % 8 != 0) {
-    return InvalidArgumentError("hidden: expected a positive multiple of 8, got ", options.hidden);
-  }
-  if (options.topk < 1) return InvalidArgumentError("topk: expected >= 1, got ", options.topk);
-  if (options.max_tokens * options.topk > INT32_MAX) {
-    return InvalidArgumentError("max_tokens * topk: expected at most 2^31 - 1, got ",
-                                options.max_tokens * options.topk);
-  }
-  if (options.dtype != MOK_BF16 && options.dtype != MOK_FP32) {
-    return TypeMismatchError("dtype: expected bf16 (0) or fp32 (1), got ", options.dtype);
-  }
-  if (!(options.timeout_seconds > 0) || !(options.timeout_seconds < 1e9)) {
-    return InvalidArgumentError("timeout_seconds: expected a number in (0, 1e9), got ",
-                                options.timeout_seconds);
-  }
+Status CheckHeap(const MokWorkspaceOptions& options) {
   const int providers = (options.heap_name != nullptr) + (options.group != nullptr);
   if (providers != (options.ep_size > 1 ? 1 : 0)) {
     return InvalidArgumentError("heap_name, group: expected ",
                                 options.ep_size > 1 ? "exactly one" : "none of them",
                                 " with ep_size ", options.ep_size, ", got ", providers);
   }
-  return OkStatus();
+  return options.heap_name != nullptr ? CheckSharedMemoryName("heap_name", options.heap_name)
+                                      : OkStatus();
+}
+
+Status CheckOptions(const MokWorkspaceOptions& options) {
+  MOK_RETURN_IF_ERROR(CheckReserved("MokWorkspaceOptions", options.reserved));
+  MOK_RETURN_IF_ERROR(CheckRange("ep_size", options.ep_size, 1, MOK_MAX_RANKS));
+  MOK_RETURN_IF_ERROR(CheckRange("rank", options.rank, 0, options.ep_size - 1));
+  MOK_RETURN_IF_ERROR(CheckRange("max_tokens", options.max_tokens, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckMultiple("hidden", options.hidden, 8, 8));
+  MOK_RETURN_IF_ERROR(CheckRange("topk", options.topk, 1, INT32_MAX));
+  MOK_RETURN_IF_ERROR(
+      CheckRange("max_tokens * topk", options.max_tokens * options.topk, 0, INT32_MAX));
+  if (options.dtype != MOK_BF16 && options.dtype != MOK_FP32) {
+    return TypeMismatchError("dtype: expected bf16 (0) or fp32 (1), got ", options.dtype);
+  }
+  MOK_RETURN_IF_ERROR(CheckTensorSize("max_tokens * topk, hidden",
+                                      {options.max_tokens * options.topk, options.hidden,
+                                       ElementBytes(static_cast<DType>(options.dtype))}));
+  if (!(options.timeout_seconds > 0) || !(options.timeout_seconds < 1e9)) {
+    return InvalidArgumentError("timeout_seconds: expected a number in (0, 1e9), got ",
+                                options.timeout_seconds);
+  }
+  return CheckHeap(options);
 }
 
 StatusOr<std::unique_ptr<SymmetricHeap>> OpenHeap(const MokWorkspaceOptions& options,
@@ -129,6 +128,27 @@ StatusOr<std::unique_ptr<Workspace>> CreateWorkspace(const MokWorkspaceOptions& 
     MOK_RETURN_IF_ERROR(workspace->Meet(workspace->NewRecord(Operation::kCreate), {}));
   }
   return workspace;
+}
+
+StatusOr<int64_t> CapacityRows(int64_t num_tokens_total, int32_t topk, int32_t num_local_experts) {
+  MOK_RETURN_IF_ERROR(CheckRange("num_tokens_total", num_tokens_total, 0, INT64_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("topk", topk, 0, INT32_MAX));
+  MOK_RETURN_IF_ERROR(CheckRange("num_local_experts", num_local_experts, 0, INT32_MAX));
+  // Every expert may add a row block of padding.
+  int64_t routes = 0, rows = 0;
+  if (__builtin_mul_overflow(num_tokens_total, int64_t{topk}, &routes) ||
+      __builtin_add_overflow(routes, int64_t{num_local_experts} * kRowBlock, &rows)) {
+    return InvalidArgumentError("num_tokens_total * topk: expected rows that fit int64, got ",
+                                num_tokens_total, " * ", topk);
+  }
+  return RoutingTableCapacityRows(num_tokens_total, topk, num_local_experts);
+}
+
+// Words of a saved schedule, in the caller's memory.
+StatusOr<size_t> CheckWords(const int32_t* words, int64_t num_words) {
+  MOK_RETURN_IF_ERROR(CheckAligned("words", words, sizeof(int32_t)));
+  MOK_RETURN_IF_ERROR(CheckRange("num_words", num_words, 0, INT64_MAX / 4));
+  return static_cast<size_t>(num_words);
 }
 
 Status FillScheduleInfo(const Schedule& schedule, MokScheduleInfo* info) {
@@ -174,10 +194,11 @@ int32_t mok_num_cores(void) { return mok::NumCores(); }
 int32_t mok_trace_create(int32_t num_workers, int64_t events_per_worker, MokTrace** trace) {
   return mok::GuardApi([&]() -> mok::Status {
     MOK_RETURN_IF_ERROR(mok::CheckPointer("trace", trace));
-    if (num_workers < 1 || events_per_worker < 0) {
-      return mok::InvalidArgumentError("expected num_workers >= 1 and events_per_worker >= 0, got ",
-                                       num_workers, " and ", events_per_worker);
-    }
+    MOK_RETURN_IF_ERROR(mok::CheckRange("num_workers", num_workers, 1, 2 * MOK_MAX_THREADS));
+    MOK_RETURN_IF_ERROR(mok::CheckRange("events_per_worker", events_per_worker, 0, INT64_MAX));
+    MOK_RETURN_IF_ERROR(
+        mok::CheckTensorSize("num_workers, events_per_worker",
+                             {num_workers, events_per_worker, int64_t{sizeof(mok::TraceEvent)}}));
     *trace = new MokTrace(num_workers, events_per_worker);
     return mok::OkStatus();
   });
@@ -199,7 +220,7 @@ int32_t mok_trace_write(const MokTrace* trace, const char* path) {
 int32_t mok_in_process_group_create(int32_t ep_size, MokInProcessGroup** group) {
   return mok::GuardApi([&]() -> mok::Status {
     MOK_RETURN_IF_ERROR(mok::CheckPointer("group", group));
-    if (ep_size < 1) return mok::InvalidArgumentError("ep_size: expected >= 1, got ", ep_size);
+    MOK_RETURN_IF_ERROR(mok::CheckRange("ep_size", ep_size, 1, MOK_MAX_RANKS));
     *group = new MokInProcessGroup(ep_size);
     return mok::OkStatus();
   });
@@ -291,7 +312,9 @@ int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int64_t* cou
   return mok::GuardApi([&]() -> mok::Status {
     MOK_RETURN_IF_ERROR(mok::CheckPointer("schedule", schedule));
     const auto& rows = schedule->schedule->table.expert_rows;
-    if (!rows.empty()) MOK_RETURN_IF_ERROR(mok::CheckPointer("counts", counts));
+    if (!rows.empty()) {
+      MOK_RETURN_IF_ERROR(mok::CheckAligned("counts", counts, sizeof(int64_t)));
+    }
     for (size_t expert = 0; expert < rows.size(); ++expert) counts[expert] = rows[expert];
     return mok::OkStatus();
   });
@@ -299,23 +322,26 @@ int32_t mok_schedule_tokens_per_expert(const MokSchedule* schedule, int64_t* cou
 
 int64_t mok_schedule_capacity_rows(int64_t num_tokens_total, int32_t topk,
                                    int32_t num_local_experts) {
-  return mok::RoutingTableCapacityRows(num_tokens_total, topk, num_local_experts);
+  int64_t rows = -1;
+  mok::GuardApi([&]() -> mok::Status {
+    MOK_ASSIGN_OR_RETURN(rows, mok::CapacityRows(num_tokens_total, topk, num_local_experts));
+    return mok::OkStatus();
+  });
+  return rows;
 }
 
 int32_t mok_schedule_save(const MokSchedule* schedule, int32_t* words, int64_t num_words) {
   return mok::GuardApi([&]() -> mok::Status {
     MOK_RETURN_IF_ERROR(mok::CheckPointer("schedule", schedule));
-    MOK_RETURN_IF_ERROR(mok::CheckPointer("words", words));
-    const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
+    MOK_ASSIGN_OR_RETURN(const size_t size, mok::CheckWords(words, num_words));
     return mok::SaveSchedule(*schedule->schedule, std::span<int32_t>(words, size));
   });
 }
 
 int32_t mok_schedule_load(const int32_t* words, int64_t num_words, MokSchedule** schedule) {
   return mok::GuardApi([&]() -> mok::Status {
-    MOK_RETURN_IF_ERROR(mok::CheckPointer("words", words));
+    MOK_ASSIGN_OR_RETURN(const size_t size, mok::CheckWords(words, num_words));
     MOK_RETURN_IF_ERROR(mok::CheckPointer("schedule", schedule));
-    const size_t size = num_words < 0 ? 0 : static_cast<size_t>(num_words);
     MOK_ASSIGN_OR_RETURN(auto loaded, mok::LoadSchedule(std::span<const int32_t>(words, size)));
     *schedule = new MokSchedule{std::move(loaded)};
     return mok::OkStatus();

@@ -2,10 +2,13 @@
  * is the whole forward and the whole backward. Plain C, as mok.h, whose notation, structs, status
  * codes and mok_last_error() hold here too; tensors are bf16, router weights fp32.
  *
- * The library allocates nothing: the caller hands in all memory. Nothing here waits for the GPU
- * (but for one small copy: mok_cuda_workspace_create, mok_cuda_check_ranks), and no size depends on
- * the routing, so that calls can be captured into a CUDA graph and replayed with other expert ids,
- * other tokens and other weights in the same memory.
+ * The library allocates nothing: the caller hands in all memory. As in mok.h, what a call writes
+ * may not overlap anything else that it is given; that goes for scratch, for a schedule that is
+ * built, and for the workspace's heap and state, in which only x may lie, at
+ * MokCudaMemory.x_offset. Nothing here waits for the GPU (but for one small copy:
+ * mok_cuda_workspace_create, mok_cuda_check_ranks), and no size depends on the routing, so that
+ * calls can be captured into a CUDA graph and replayed with other expert ids, other tokens and
+ * other weights in the same memory.
  *
  * Collective functions (schedule build, forward, backward) are called by every rank, in the same
  * order. The ranks meet on the GPUs: a rank that does not come makes the others' kernels end after
@@ -184,7 +187,7 @@ typedef struct MokCudaForwardArgs {
   int32_t part;           /* MokCudaPart */
   const void* schedule;
   void* scratch; /* [forward_scratch_bytes], as in MokCudaScheduleArgs */
-  void* out;     /* [T, H], written; may not overlap x */
+  void* out;     /* [T, H], written */
   void* stream;  /* cudaStream_t */
 } MokCudaForwardArgs;
 
@@ -206,7 +209,7 @@ typedef struct MokCudaBackwardArgs {
   const void* d_out;         /* [T, H] */
   int32_t kept_macrobatches; /* see MokBackwardArgs */
   int32_t reserved;          /* 0 */
-  void* d_x;                 /* [T, H], written; overlaps no input */
+  void* d_x;                 /* [T, H], written */
   float* d_topk_weight;      /* fp32 [T, K], written; 0 where there is no route */
   float* d_shared_scale;     /* fp32 [T], written; null exactly when shared_scale is null */
   MokWeightGrads d_routed;   /* see MokBackwardArgs */

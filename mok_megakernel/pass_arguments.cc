@@ -8,56 +8,53 @@
 #include "mok_core/argument_checks.h"
 #include "mok_core/dtype.h"
 #include "mok_megakernel/api_error.h"
-#include "mok_megakernel/engine_config.h"
+#include "mok_megakernel/call_memory.h"
+#include "mok_megakernel/layer_checks.h"
 
 namespace mok {
 namespace {
 
-Status CheckNeeded(const char* name, const void* pointer, bool needed) {
-  return needed ? CheckPointer(name, pointer) : OkStatus();
-}
-
-struct WeightNames {
-  const char* gate;
-  const char* up;
-  const char* down;
-  const char* intermediate;
+// Aligned to its elements, and not null where it is needed.
+struct TensorCheck {
+  int64_t element_bytes;
+  Status operator()(const char* name, const void* pointer, bool needed) const {
+    return needed || pointer != nullptr ? CheckAligned(name, pointer, element_bytes) : OkStatus();
+  }
 };
-constexpr WeightNames kRoutedNames = {"routed.gate", "routed.up", "routed.down",
-                                      "routed.intermediate"};
-constexpr WeightNames kSharedNames = {"shared.gate", "shared.up", "shared.down",
-                                      "shared.intermediate"};
+constexpr TensorCheck kCheckFloats = {sizeof(float)};
 
-Status CheckWeights(const MokWeights& weights, const WeightNames& names, bool needed) {
-  if (weights.intermediate % 8 != 0 || weights.intermediate > INT32_MAX) {
-    return InvalidArgumentError(names.intermediate,
-                                ": expected a positive multiple of 8 below 2^31, got ",
-                                weights.intermediate);
-  }
-  MOK_RETURN_IF_ERROR(CheckNeeded(names.gate, weights.gate, needed));
-  MOK_RETURN_IF_ERROR(CheckNeeded(names.up, weights.up, needed));
-  return CheckNeeded(names.down, weights.down, needed);
+// Experts: MokWeights or MokWeightGrads.
+template <class Experts>
+Status CheckExperts(const ExpertNames& names, const Experts& experts, const TensorCheck& check,
+                    bool needed) {
+  MOK_RETURN_IF_ERROR(check(names.gate, experts.gate, needed));
+  MOK_RETURN_IF_ERROR(check(names.up, experts.up, needed));
+  return check(names.down, experts.down, needed);
 }
 
-Status CheckLayer(const Schedule& schedule, const MokLayer& layer) {
+LayerSizes SizesOf(const WorkspaceShape& shape, const Schedule& schedule) {
+  return {schedule.num_tokens, shape.hidden, shape.topk, schedule.table.num_local_experts,
+          ElementBytes(shape.dtype)};
+}
+
+Status CheckLayer(const WorkspaceShape& shape, const Schedule& schedule, const MokLayer& layer) {
+  const TensorCheck check = {ElementBytes(shape.dtype)};
   const bool has_tokens = schedule.num_tokens > 0;
-  MOK_RETURN_IF_ERROR(CheckNeeded("x", layer.x, has_tokens));
-  MOK_RETURN_IF_ERROR(CheckNeeded("topk_weight", layer.topk_weight, has_tokens));
-  if (layer.routed.intermediate <= 0) {
-    return InvalidArgumentError("routed.intermediate: expected a positive multiple of 8, got ",
-                                layer.routed.intermediate);
-  }
-  if (layer.shared.intermediate < 0) {
-    return InvalidArgumentError("shared.intermediate: expected a multiple of 8 >= 0, got ",
-                                layer.shared.intermediate);
-  }
-  const bool has_shared = layer.shared.intermediate > 0;
   const bool has_experts = schedule.table.num_local_experts > 0;
-  MOK_RETURN_IF_ERROR(CheckWeights(layer.routed, kRoutedNames, has_experts));
-  MOK_RETURN_IF_ERROR(CheckWeights(layer.shared, kSharedNames, has_shared));
-  if (layer.shared_scale != nullptr && !has_shared) {
-    return InvalidArgumentError("shared_scale: expected null without a shared expert");
+  MOK_RETURN_IF_ERROR(check("x", layer.x, has_tokens));
+  MOK_RETURN_IF_ERROR(kCheckFloats("topk_weight", layer.topk_weight, has_tokens));
+  MOK_RETURN_IF_ERROR(CheckMultiple("routed.intermediate", layer.routed.intermediate, 8, 8));
+  MOK_RETURN_IF_ERROR(CheckMultiple("shared.intermediate", layer.shared.intermediate, 0, 8));
+  MOK_RETURN_IF_ERROR(CheckExperts(kRoutedNames, layer.routed, check, has_experts));
+  MOK_RETURN_IF_ERROR(CheckUnused(layer));
+  if (layer.shared.intermediate > 0) {
+    MOK_RETURN_IF_ERROR(CheckExperts(kSharedNames, layer.shared, check, true));
   }
+  MOK_RETURN_IF_ERROR(kCheckFloats("shared_scale", layer.shared_scale, false));
+  // Scratch has rows of this width for the largest batch.
+  MOK_RETURN_IF_ERROR(
+      CheckTensorSize("max_tokens, shared.intermediate",
+                      {shape.max_tokens, layer.shared.intermediate, sizeof(float)}));
   if (std::isnan(layer.swiglu_limit)) {
     return InvalidArgumentError("swiglu_limit: expected a number, got NaN");
   }
@@ -65,19 +62,20 @@ Status CheckLayer(const Schedule& schedule, const MokLayer& layer) {
 }
 
 // uses_ring: of all its rows, not only those that hold routes.
-Status CheckContext(const Schedule& schedule, const MokLayer& layer, const MokContext& context,
-                    bool uses_ring) {
+Status CheckContext(const WorkspaceShape& shape, const Schedule& schedule, const MokLayer& layer,
+                    const MokContext& context, bool uses_ring) {
   if (context.ring_rows < schedule.ring_rows) {
     return InvalidArgumentError("context.ring_rows: expected at least ", schedule.ring_rows,
                                 " (MokScheduleInfo.ring_rows), got ", context.ring_rows);
   }
+  const TensorCheck check = {ElementBytes(shape.dtype)};
   const bool has_rows = schedule.table.num_row_blocks() > 0 || (uses_ring && context.ring_rows > 0);
-  MOK_RETURN_IF_ERROR(CheckNeeded("context.ring_x", context.ring_x, has_rows));
-  MOK_RETURN_IF_ERROR(CheckNeeded("context.ring_gate", context.ring_gate, has_rows));
-  MOK_RETURN_IF_ERROR(CheckNeeded("context.ring_up", context.ring_up, has_rows));
+  MOK_RETURN_IF_ERROR(check("context.ring_x", context.ring_x, has_rows));
+  MOK_RETURN_IF_ERROR(check("context.ring_gate", context.ring_gate, has_rows));
+  MOK_RETURN_IF_ERROR(check("context.ring_up", context.ring_up, has_rows));
   const bool has_shared = layer.shared.intermediate > 0 && schedule.num_tokens > 0;
-  MOK_RETURN_IF_ERROR(CheckNeeded("context.shared_gate", context.shared_gate, has_shared));
-  return CheckNeeded("context.shared_up", context.shared_up, has_shared);
+  MOK_RETURN_IF_ERROR(check("context.shared_gate", context.shared_gate, has_shared));
+  return check("context.shared_up", context.shared_up, has_shared);
 }
 
 // What tells one layer's ring from another's of the same sizes: of each local expert the first row
@@ -108,54 +106,75 @@ Status CheckRingHoldsX(const WorkspaceShape& shape, const Schedule& schedule,
   return OkStatus();
 }
 
-Status CheckGradDType(const char* name, const MokWeightGrads& grads, DType dtype) {
+Status CheckGrads(const char* name, const ExpertNames& names, const MokWeightGrads& grads,
+                  DType dtype) {
   const bool any = grads.gate != nullptr || grads.up != nullptr || grads.down != nullptr;
-  if (!any || grads.dtype == MOK_FP32 || (grads.dtype == MOK_BF16 && dtype == DType::kBf16)) {
-    return OkStatus();
+  if (!any) return OkStatus();
+  if (grads.dtype != MOK_FP32 && (grads.dtype != MOK_BF16 || dtype != DType::kBf16)) {
+    return TypeMismatchError(name, ".dtype: expected fp32", dtype == DType::kBf16 ? " or bf16" : "",
+                             ", got ", DTypeName(static_cast<DType>(grads.dtype)));
   }
-  return TypeMismatchError(name, ".dtype: expected fp32", dtype == DType::kBf16 ? " or bf16" : "",
-                           ", got ", DTypeName(static_cast<DType>(grads.dtype)));
+  const TensorCheck check = {ElementBytes(static_cast<DType>(grads.dtype))};
+  return CheckExperts(names, grads, check, false);
+}
+
+Status CheckTokenGrads(const WorkspaceShape& shape, bool has_tokens, const MokBackwardArgs& args) {
+  const TensorCheck check = {ElementBytes(shape.dtype)};
+  MOK_RETURN_IF_ERROR(check("d_out", args.d_out, has_tokens));
+  MOK_RETURN_IF_ERROR(check("d_x", args.d_x, has_tokens));
+  MOK_RETURN_IF_ERROR(kCheckFloats("d_topk_weight", args.d_topk_weight, has_tokens));
+  const bool has_scale = args.layer.shared_scale != nullptr;
+  if (args.d_shared_scale != nullptr && !has_scale) {
+    return InvalidArgumentError("d_shared_scale: expected null without shared_scale");
+  }
+  return kCheckFloats("d_shared_scale", args.d_shared_scale, has_tokens && has_scale);
+}
+
+// Of what both passes are given.
+CallMemory MemoryOf(const LayerSizes& sizes, const MokLayer& layer, const MokContext& context) {
+  CallMemory memory;
+  memory.Reads("x", layer.x, sizes.rows());
+  memory.Reads("topk_weight", layer.topk_weight, sizes.routes());
+  AddLayer(sizes, layer, context, memory);
+  return memory;
 }
 
 }  // namespace
 
-Status CheckForwardArgs(const WorkspaceShape&, const Schedule& schedule,
+Status CheckForwardArgs(const WorkspaceShape& shape, const Schedule& schedule,
                         const MokForwardArgs* args) {
   MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokForwardArgs", args->struct_size, sizeof(*args)));
-  MOK_RETURN_IF_ERROR(CheckLayer(schedule, args->layer));
-  if (args->differentiated != 0 && args->differentiated != 1) {
-    return InvalidArgumentError("differentiated: expected 0 or 1, got ", args->differentiated);
-  }
-  if (args->clear_spare_rows != 0 && args->clear_spare_rows != 1) {
-    return InvalidArgumentError("clear_spare_rows: expected 0 or 1, got ", args->clear_spare_rows);
-  }
+  MOK_RETURN_IF_ERROR(CheckLayer(shape, schedule, args->layer));
+  MOK_RETURN_IF_ERROR(CheckRange("differentiated", args->differentiated, 0, 1));
+  MOK_RETURN_IF_ERROR(CheckRange("clear_spare_rows", args->clear_spare_rows, 0, 1));
   MOK_RETURN_IF_ERROR(
-      CheckContext(schedule, args->layer, args->context, args->clear_spare_rows == 1));
-  return CheckNeeded("out", args->out, schedule.num_tokens > 0);
+      CheckContext(shape, schedule, args->layer, args->context, args->clear_spare_rows == 1));
+  const TensorCheck check = {ElementBytes(shape.dtype)};
+  MOK_RETURN_IF_ERROR(check("out", args->out, schedule.num_tokens > 0));
+  const LayerSizes sizes = SizesOf(shape, schedule);
+  CallMemory memory = MemoryOf(sizes, args->layer, args->context);
+  memory.Writes("out", args->out, sizes.rows());
+  return memory.Check();
 }
 
 Status CheckBackwardArgs(const WorkspaceShape& shape, const Schedule& schedule,
                          const MokBackwardArgs* args) {
   MOK_RETURN_IF_ERROR(CheckPointer("args", args));
   MOK_RETURN_IF_ERROR(CheckStructSize("MokBackwardArgs", args->struct_size, sizeof(*args)));
-  MOK_RETURN_IF_ERROR(CheckLayer(schedule, args->layer));
-  MOK_RETURN_IF_ERROR(CheckContext(schedule, args->layer, args->context, false));
-  const bool has_tokens = schedule.num_tokens > 0;
-  MOK_RETURN_IF_ERROR(CheckNeeded("d_out", args->d_out, has_tokens));
-  MOK_RETURN_IF_ERROR(CheckNeeded("d_x", args->d_x, has_tokens));
-  MOK_RETURN_IF_ERROR(CheckNeeded("d_topk_weight", args->d_topk_weight, has_tokens));
-  const bool has_scale = args->layer.shared_scale != nullptr;
-  MOK_RETURN_IF_ERROR(CheckNeeded("d_shared_scale", args->d_shared_scale, has_tokens && has_scale));
-  if (args->d_shared_scale != nullptr && !has_scale) {
-    return InvalidArgumentError("d_shared_scale: expected null without shared_scale");
-  }
-  if (args->kept_macrobatches != 0 && args->kept_macrobatches != 1) {
-    return InvalidArgumentError("kept_macrobatches: expected 0 or 1, got ",
-                                args->kept_macrobatches);
-  }
-  MOK_RETURN_IF_ERROR(CheckGradDType("d_routed", args->d_routed, shape.dtype));
-  MOK_RETURN_IF_ERROR(CheckGradDType("d_shared", args->d_shared, shape.dtype));
+  MOK_RETURN_IF_ERROR(CheckReserved("MokBackwardArgs", args->reserved));
+  MOK_RETURN_IF_ERROR(CheckLayer(shape, schedule, args->layer));
+  MOK_RETURN_IF_ERROR(CheckContext(shape, schedule, args->layer, args->context, false));
+  MOK_RETURN_IF_ERROR(CheckTokenGrads(shape, schedule.num_tokens > 0, *args));
+  MOK_RETURN_IF_ERROR(CheckRange("kept_macrobatches", args->kept_macrobatches, 0, 1));
+  MOK_RETURN_IF_ERROR(CheckGrads("d_routed", kRoutedGradNames, args->d_routed, shape.dtype));
+  MOK_RETURN_IF_ERROR(CheckGrads("d_shared", kSharedGradNames, args->d_shared, shape.dtype));
+  MOK_RETURN_IF_ERROR(CheckWeightGrads(args->layer, args->d_routed, args->d_shared));
+  const LayerSizes sizes = SizesOf(shape, schedule);
+  CallMemory memory = MemoryOf(sizes, args->layer, args->context);
+  memory.Reads("d_out", args->d_out, sizes.rows());
+  AddGradients(sizes, *args, memory);
+  MOK_RETURN_IF_ERROR(memory.Check());
   return CheckRingHoldsX(shape, schedule, *args);
 }
 

@@ -156,7 +156,8 @@ TEST(ProcessTest, RejectedCallAndThenAGoodOne) {
   });
   for (int rank = 0; rank < kRanks; ++rank) {
     EXPECT_EQ(processes.report(rank).code, MOK_INVALID_ARGUMENT);
-    EXPECT_STREQ(processes.report(rank).text, "rank 0: num_local_experts: expected >= 0, got -1");
+    EXPECT_STREQ(processes.report(rank).text,
+                 "rank 0: num_local_experts: expected 0 to 1048576, got -1");
     EXPECT_EQ(processes.report(rank).code_afterwards, MOK_OK);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -76,8 +77,9 @@ uint64_t ChecksumOf(std::span<const int32_t> words, int64_t num_words) {
 
 // Sizes that can be allocated and add up, whatever the words hold.
 bool IsPlausible(const SavedHeader& header, int64_t num_words) {
-  const auto within = [&](int64_t value, int64_t lowest) {
-    return value >= lowest && value <= num_words;
+  // Schedules number tokens, routes and rows in int32; of such sizes no product overflows.
+  const auto within = [](int64_t value, int64_t lowest) {
+    return value >= lowest && value <= std::numeric_limits<int32_t>::max();
   };
   return header.magic == kMagic && within(header.num_local_experts, 0) &&
          within(header.num_row_blocks, 0) && within(header.num_tokens, 0) &&

@@ -20,13 +20,11 @@ Status CheckArgs(const Workspace& workspace, const MokScheduleArgs* args) {
         "num_tokens: expected 0 to max_tokens = ", workspace.shape().max_tokens,
         " of the workspace, got ", args->num_tokens);
   }
-  if (args->num_local_experts < 0) {
-    return InvalidArgumentError("num_local_experts: expected >= 0, got ", args->num_local_experts);
-  }
-  if (args->num_experts < 0) {
-    return InvalidArgumentError("num_experts: expected >= 0, got ", args->num_experts);
-  }
-  return args->num_tokens > 0 ? CheckPointer("topk_idx", args->topk_idx) : OkStatus();
+  MOK_RETURN_IF_ERROR(
+      CheckRange("num_local_experts", args->num_local_experts, 0, MOK_MAX_LOCAL_EXPERTS));
+  MOK_RETURN_IF_ERROR(CheckRange("num_experts", args->num_experts, 0, INT32_MAX));
+  return args->num_tokens > 0 ? CheckAligned("topk_idx", args->topk_idx, sizeof(int64_t))
+                              : OkStatus();
 }
 
 // Notes the extreme ids, so that every rank can check every rank's ids from the records alone, also
@@ -49,16 +47,14 @@ bool IdsFitInt32(const HandshakeRecord& record) {
   return record.lowest_id[0] >= -1 && record.highest_id[0] <= INT32_MAX;
 }
 
+static_assert(int64_t{MOK_MAX_RANKS} * MOK_MAX_LOCAL_EXPERTS <= INT32_MAX);
+
 StatusOr<ExpertPartition> PartitionOf(const Workspace& workspace, const Handshake& handshake) {
   ExpertPartition partition;
   int64_t num_experts = 0;
   partition.begin.push_back(0);
   for (int rank = 0; rank < workspace.shape().ep_size; ++rank) {
     num_experts += handshake.RecordOf(rank).num_local_experts;
-    if (num_experts > INT32_MAX) {
-      return InvalidArgumentError("num_local_experts: more than 2^31 - 1 experts on ranks 0 to ",
-                                  rank);
-    }
     partition.begin.push_back(static_cast<int32_t>(num_experts));
   }
   if (num_experts == 0) {

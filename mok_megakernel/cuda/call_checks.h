@@ -7,6 +7,7 @@
 
 #include "mok_core/status.h"
 #include "mok_megakernel/cuda/layer_plan.h"
+#include "mok_megakernel/layer_checks.h"
 #include "mok_megakernel/mok_cuda.h"
 #include "mok_megakernel/sm90/forward_launch.h"
 #include "mok_megakernel/sm90/pass_launch.h"
@@ -51,6 +52,7 @@ Status CheckPass(const CudaLayerPlan& plan, const MokCudaLayer& layer, const Arg
   MOK_RETURN_IF_ERROR(CheckMemory("scratch", args.scratch));
   MOK_RETURN_IF_ERROR(CheckRing(plan, args.context));
   MOK_RETURN_IF_ERROR(CheckLimit(args.layer.swiglu_limit));
+  MOK_RETURN_IF_ERROR(CheckUnused(args.layer));
   MOK_RETURN_IF_ERROR(CheckWidth("routed", args.layer.routed, layer.intermediate));
   return CheckWidth("shared", args.layer.shared, layer.shared_intermediate);
 }

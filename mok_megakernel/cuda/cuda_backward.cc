@@ -1,4 +1,5 @@
 // The backward of a CUDA workspace.
+#include "mok_megakernel/api_error.h"
 #include "mok_megakernel/cuda/call_checks.h"
 #include "mok_megakernel/cuda/cuda_workspace.h"
 #include "mok_megakernel/cuda/stage_rows.h"
@@ -91,13 +92,21 @@ BackwardArguments CudaWorkspace::ArgumentsOfBackward(const CudaLayerPlan& plan,
 Status CudaWorkspace::Backward(const MokCudaLayer& layer, const MokCudaBackwardArgs& args) {
   MOK_ASSIGN_OR_RETURN(const CudaLayerPlan plan, PlanPass(layer, args));
   MOK_RETURN_IF_ERROR(CheckXOfBackward(args.layer.x, layer.num_tokens));
+  MOK_RETURN_IF_ERROR(CheckReserved("MokCudaBackwardArgs", args.reserved));
   MOK_RETURN_IF_ERROR(CheckGradDType("d_routed", args.d_routed));
   MOK_RETURN_IF_ERROR(CheckGradDType("d_shared", args.d_shared));
+  MOK_RETURN_IF_ERROR(CheckWeightGrads(args.layer, args.d_routed, args.d_shared));
   const PassKernelInfo kernel = BackwardKernelOf(plan.config.order);
   const ForwardConfig config = FitToKernel(plan.config, kernel);
   MOK_ASSIGN_OR_RETURN(
       const BackwardParams params,
       MakeBackwardParams(plan.shape, config, kernel, ArgumentsOfBackward(plan, layer, args)));
+  const LayerSizes sizes = SizesOf(layer);
+  CallMemory memory = MemoryOf(sizes, plan, args);
+  AddStaged("d_out", args.d_out, sizes.rows(), CudaHeapLayout::kDOut, memory);
+  AddGradients(sizes, args, memory);
+  memory.Writes("scratch", args.scratch, BytesOf(plan.backward_scratch.bytes()));
+  MOK_RETURN_IF_ERROR(memory.Check());
   if (args.part == MOK_CUDA_WHOLE || args.part == MOK_CUDA_STAGE) {
     NoteX(args.layer.x, layer.num_tokens);
     MOK_RETURN_IF_ERROR(StageBackward(params, args, config.num_blocks));

@@ -34,6 +34,11 @@ Status CudaWorkspace::Forward(const MokCudaLayer& layer, const MokCudaForwardArg
   const ForwardConfig config = FitToKernel(plan.config, kernel);
   MOK_ASSIGN_OR_RETURN(const ForwardParams params,
                        MakeForwardParams(plan.shape, config, kernel, Arguments(plan, layer, args)));
+  const LayerSizes sizes = SizesOf(layer);
+  CallMemory memory = MemoryOf(sizes, plan, args);
+  memory.Writes("out", args.out, sizes.rows());
+  memory.Writes("scratch", args.scratch, BytesOf(plan.forward_scratch.bytes()));
+  MOK_RETURN_IF_ERROR(memory.Check());
   if (args.part == MOK_CUDA_WHOLE || args.part == MOK_CUDA_STAGE) {
     NoteX(args.layer.x, layer.num_tokens);
     MOK_RETURN_IF_ERROR(StageX(args, layer.num_tokens, config.num_blocks));

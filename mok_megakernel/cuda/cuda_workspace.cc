@@ -1,6 +1,7 @@
 #include "mok_megakernel/cuda/cuda_workspace.h"
 
 #include <atomic>
+#include <string>
 
 #include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
@@ -41,6 +42,7 @@ StatusOr<CudaWorkspace> CudaWorkspace::Create(const CudaWorkspaceShape& shape,
   MOK_RETURN_IF_ERROR(CheckMemory("state", state));
   MOK_RETURN_IF_ERROR(CheckAligned("records", records, alignof(CudaRecords)));
   CudaWorkspace workspace(shape, heap_of_rank, state, records);
+  MOK_RETURN_IF_ERROR(workspace.CheckHeaps());
   std::array<std::byte*, MOK_CUDA_MAX_RANKS> regions = {};
   for (size_t rank = 0; rank < static_cast<size_t>(shape.ep_size); ++rank) {
     regions[rank] = workspace.heap_.At<std::byte>(heap_of_rank[rank], CudaHeapLayout::kSchedule);
@@ -49,6 +51,27 @@ StatusOr<CudaWorkspace> CudaWorkspace::Create(const CudaWorkspaceShape& shape,
       workspace.state_layout_.At<void>(state, CudaStateLayout::kScheduleRegions), regions.data(),
       static_cast<size_t>(shape.ep_size) * sizeof(std::byte*)));
   return workspace;
+}
+
+Status CudaWorkspace::CheckHeaps() const {
+  CallMemory memory = OwnMemory();
+  std::array<std::string, MOK_CUDA_MAX_RANKS> names;
+  for (int32_t rank = 0; rank < shape_.ep_size; ++rank) {
+    const auto index = static_cast<size_t>(rank);
+    if (rank == shape_.rank) continue;
+    names[index] = StrCat("heap_of_rank[", rank, "]");
+    // How large it is depends on the other rank's options, which may disagree.
+    memory.Writes(names[index].c_str(), heap_of_rank_[index], BytesOf(1));
+  }
+  return memory.Check();
+}
+
+CallMemory CudaWorkspace::OwnMemory() const {
+  CallMemory memory;
+  memory.Writes("the workspace's heap", own_heap(), BytesOf(static_cast<int64_t>(heap_.bytes())));
+  memory.Writes("the workspace's state", state_,
+                BytesOf(static_cast<int64_t>(state_layout_.bytes())));
+  return memory;
 }
 
 Status CudaWorkspace::CheckUsable() const {
@@ -142,6 +165,11 @@ StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& 
   MOK_RETURN_IF_ERROR(CheckMemory("schedule", args.schedule));
   MOK_RETURN_IF_ERROR(CheckMemory("scratch", args.scratch));
   if (layer.num_tokens > 0) MOK_RETURN_IF_ERROR(CheckTensor("topk_idx", args.topk_idx));
+  CallMemory memory = OwnMemory();
+  memory.Reads("topk_idx", args.topk_idx, {layer.num_tokens, shape_.topk, args.topk_idx_bytes});
+  memory.Writes("schedule", args.schedule, BytesOf(plan.schedule.bytes()));
+  memory.Writes("scratch", args.scratch, BytesOf(plan.schedule_scratch.bytes()));
+  MOK_RETURN_IF_ERROR(memory.Check());
   ScheduleParams params = CommonScheduleParams(plan, layer);
   params.tokens = {args.topk_idx, layer.num_tokens, args.topk_idx_bytes};
   params.schedule = plan.schedule.At(args.schedule);

@@ -9,6 +9,7 @@
 #include "mok_megakernel/cuda/call_checks.h"
 #include "mok_megakernel/cuda/layer_plan.h"
 #include "mok_megakernel/cuda/workspace_layout.h"
+#include "mok_megakernel/layer_checks.h"
 #include "mok_megakernel/mok_cuda.h"
 
 namespace mok {
@@ -38,6 +39,8 @@ class CudaWorkspace {
   CudaWorkspace(const CudaWorkspaceShape& shape, void* const* heap_of_rank, void* state,
                 CudaRecords* records);
 
+  // No heap begins in this rank's, or where another one does, and the state lies elsewhere.
+  Status CheckHeaps() const;
   // Only what kernels waited for in vain.
   Status CheckWaits() const;
   Status CheckScheduleWait() const;
@@ -87,6 +90,30 @@ class CudaWorkspace {
   // The x of a call that is about to be queued comes to lie in the heap, in place of any other's.
   void NoteX(const void* x, int64_t num_tokens) {
     if (shape_.ep_size > 1 && num_tokens > 0) holds_callers_x_ = IsInHeap(x, num_tokens);
+  }
+  LayerSizes SizesOf(const MokCudaLayer& layer) const {
+    return {layer.num_tokens, shape_.hidden, shape_.topk, layer.num_local_experts,
+            sizeof(BFloat16)};
+  }
+  // The heap and the state, which every call writes.
+  CallMemory OwnMemory() const;
+  // What a forward and a backward have in common: all but scratch, d_out and what they write.
+  template <class Args>
+  CallMemory MemoryOf(const LayerSizes& sizes, const CudaLayerPlan& plan, const Args& args) const {
+    CallMemory memory = OwnMemory();
+    AddStaged("x", args.layer.x, sizes.rows(), CudaHeapLayout::kX, memory);
+    AddStaged("topk_weight", args.layer.topk_weight, sizes.routes(), CudaHeapLayout::kTopkWeight,
+              memory);
+    memory.Reads("topk_idx", args.topk_idx, {sizes.num_tokens, sizes.topk, args.topk_idx_bytes});
+    memory.Reads("schedule", args.schedule, BytesOf(plan.schedule.bytes()));
+    AddLayer(sizes, args.layer, args.context, memory);
+    return memory;
+  }
+  // A tensor that may lie in the heap where it would be copied to, and nowhere else in it.
+  void AddStaged(const char* name, const void* tensor, const MatrixSize& size,
+                 CudaHeapLayout::Part part, CallMemory& memory) const {
+    const bool is_staged = shape_.ep_size > 1 && tensor == heap_.At<void>(own_heap(), part);
+    if (!is_staged) memory.Reads(name, tensor, size);
   }
   // Whether a backward finds its forward's x where that has read it.
   Status CheckXOfBackward(const void* x, int64_t num_tokens) const;

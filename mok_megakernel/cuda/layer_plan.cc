@@ -4,6 +4,8 @@
 
 #include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
+#include "mok_core/dtype.h"
+#include "mok_megakernel/call_memory.h"
 #include "mok_schedule/device/launch_schedule.h"
 #include "mok_schedule/routing_table.h"
 
@@ -24,6 +26,23 @@ Status CheckLayer(const CudaWorkspaceShape& workspace, const MokCudaLayer& layer
   MOK_RETURN_IF_ERROR(CheckRange("layer.num_comm_sms", layer.num_comm_sms, 0, num_sms - 1));
   MOK_RETURN_IF_ERROR(CheckRange("layer.minibatch_rows", layer.minibatch_rows, 0, INT32_MAX));
   return CheckRange("layer.macrobatch_rows", layer.macrobatch_rows, -1, INT32_MAX);
+}
+
+// The largest tensors of a layer, so that no size that follows from them overflows.
+Status CheckSizes(const CudaWorkspaceShape& workspace, const MokCudaLayer& layer,
+                  int64_t ring_rows) {
+  const int64_t hidden = workspace.hidden;
+  const int64_t experts = std::max(layer.num_local_experts, 1);
+  constexpr int64_t kElement = sizeof(BFloat16), kFloat = sizeof(float);
+  MOK_RETURN_IF_ERROR(CheckTensorSize("layer.num_local_experts * intermediate, hidden",
+                                      {experts * layer.intermediate, hidden, kElement}));
+  MOK_RETURN_IF_ERROR(CheckTensorSize("layer.shared_intermediate, hidden",
+                                      {layer.shared_intermediate, hidden, kElement}));
+  MOK_RETURN_IF_ERROR(CheckTensorSize("rows of the ring, hidden", {ring_rows, hidden, kFloat}));
+  MOK_RETURN_IF_ERROR(CheckTensorSize("rows of the ring, layer.intermediate",
+                                      {ring_rows, layer.intermediate, kFloat}));
+  return CheckTensorSize("options.max_tokens, layer.shared_intermediate",
+                         {workspace.max_tokens, layer.shared_intermediate, kFloat});
 }
 
 }  // namespace
@@ -58,6 +77,7 @@ StatusOr<CudaLayerPlan> PlanCudaLayer(const CudaWorkspaceShape& workspace,
           ? capacity
           : std::min(RoundUp<int64_t>(layer.macrobatch_rows, kRowBlock), capacity);
   MOK_ASSIGN_OR_RETURN(const ForwardConfig config, SelectForwardConfig(shape, device, options));
+  MOK_RETURN_IF_ERROR(CheckSizes(workspace, layer, config.ring_rows()));
 
   shape.max_tokens = layer.num_tokens;
   // Its blocks wait for each other too: no more than may be resident beside other kernels. Scratch

@@ -3,36 +3,19 @@
 #include "mok_core/argument_checks.h"
 #include "mok_core/bits.h"
 #include "mok_core/device/runtime.h"
-#include "mok_megakernel/api_error.h"
+#include "mok_megakernel/layer_checks.h"
 
 namespace mok {
 namespace {
 
 constexpr int64_t kMaxGridRows = 65535;  // of tiles: CUDA's limit in y
 
-Status CheckArgs(const MokMatmulArgs& args) {
-  MOK_RETURN_IF_ERROR(CheckRange("layout", args.layout, MOK_MATMUL_NT, MOK_MATMUL_TN));
-  if (args.m < 0 || args.n < 0 || args.k < 0) {
-    return InvalidArgumentError("m, n, k: expected >= 0, got ", args.m, ", ", args.n, ", ", args.k);
-  }
-  if (CeilDiv<int64_t>(args.m, kMatmulTile) > kMaxGridRows) {
-    return InvalidArgumentError("m: expected at most ", kMaxGridRows * kMatmulTile, ", got ",
-                                args.m);
-  }
-  if (args.m == 0 || args.n == 0) return OkStatus();
-  if (args.k > 0) {
-    MOK_RETURN_IF_ERROR(CheckAligned("a", args.a, sizeof(float)));
-    MOK_RETURN_IF_ERROR(CheckAligned("b", args.b, sizeof(float)));
-  }
-  return CheckAligned("c", args.c, sizeof(float));
-}
-
 }  // namespace
 
 Status CudaMatmul(const MokMatmulArgs* args, int device, void* stream) {
-  MOK_RETURN_IF_ERROR(CheckPointer("args", args));
-  MOK_RETURN_IF_ERROR(CheckStructSize("MokMatmulArgs", args->struct_size, sizeof(*args)));
-  MOK_RETURN_IF_ERROR(CheckArgs(*args));
+  MOK_RETURN_IF_ERROR(CheckMatmulArgs(args));
+  MOK_RETURN_IF_ERROR(CheckRange("m", args->m, 0, kMaxGridRows * kMatmulTile));
+  MOK_RETURN_IF_ERROR(CheckRange("device", device, 0, INT32_MAX));
   if (args->m == 0 || args->n == 0) return OkStatus();
   MatmulParams params = {args->a, args->b, args->c, args->m, args->n, args->k, 0, 0, 0, 0};
   params.a_row = args->layout == MOK_MATMUL_TN ? 1 : args->k;

@@ -6,6 +6,7 @@
 #include "mok_core/argument_checks.h"
 #include "mok_core/device/runtime.h"
 #include "mok_megakernel/api_error.h"
+#include "mok_megakernel/call_memory.h"
 #include "mok_megakernel/cuda/cuda_workspace.h"
 #include "mok_megakernel/cuda/matmul.h"
 #include "mok_megakernel/mok_cuda.h"
@@ -48,6 +49,9 @@ StatusOr<CudaWorkspaceShape> ShapeOf(const MokCudaOptions* options) {
                                 INT32_MAX / 2, ", got ", shape.ep_size, " * ", shape.max_tokens,
                                 " * ", shape.topk);
   }
+  MOK_RETURN_IF_ERROR(
+      CheckTensorSize("options.max_tokens * topk, hidden",
+                      {shape.max_tokens * shape.topk, shape.hidden, sizeof(BFloat16)}));
   return shape;
 }
 
@@ -99,7 +103,8 @@ Status Create(const MokCudaOptions* options, const MokCudaAddresses* addresses,
 
 Status CheckLayerStruct(const MokCudaLayer* layer) {
   MOK_RETURN_IF_ERROR(CheckPointer("layer", layer));
-  return CheckStructSize("MokCudaLayer", layer->struct_size, sizeof(*layer));
+  MOK_RETURN_IF_ERROR(CheckStructSize("MokCudaLayer", layer->struct_size, sizeof(*layer)));
+  return CheckReserved("MokCudaLayer", layer->reserved);
 }
 
 Status FillLayerMemory(const MokCudaWorkspace* workspace, const MokCudaLayer* layer,

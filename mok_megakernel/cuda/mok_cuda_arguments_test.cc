@@ -8,13 +8,13 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "mok_core/device/runtime.h"
 #include "mok_core/emulator/emulator.h"
 #include "mok_core/emulator/tests/planted_bug.h"
+#include "mok_megakernel/argument_pointers.h"
 #include "mok_megakernel/cuda/cuda_ranks_test_support.h"
 #include "mok_megakernel/cuda/cuda_test_cases.h"
 
@@ -26,40 +26,18 @@ void ExpectError(int32_t code, int32_t expected_code, const std::string& text) {
   EXPECT_EQ(mok_last_error(), text);
 }
 
-// A pointer among the arguments of a call, and the name that errors give it.
-struct Pointer {
-  template <class T>
-  Pointer(const char* pointer_name, T*& pointer)
-      : name(pointer_name),
-        place(reinterpret_cast<void**>(const_cast<std::remove_const_t<T>**>(&pointer))) {}
-
-  std::string name;
-  void** place;
-};
-
 // What a forward and a backward both need.
 template <class Args>
 std::vector<Pointer> TensorsOfBothPasses(Args& args) {
-  return {{"x", args.layer.x},
-          {"topk_weight", args.layer.topk_weight},
-          {"topk_idx", args.topk_idx},
-          {"routed.gate", args.layer.routed.gate},
-          {"routed.up", args.layer.routed.up},
-          {"routed.down", args.layer.routed.down},
-          {"shared.gate", args.layer.shared.gate},
-          {"shared.up", args.layer.shared.up},
-          {"shared.down", args.layer.shared.down},
-          {"context.ring_x", args.context.ring_x},
-          {"context.ring_gate", args.context.ring_gate},
-          {"context.ring_up", args.context.ring_up},
-          {"context.shared_gate", args.context.shared_gate},
-          {"context.shared_up", args.context.shared_up}};
+  std::vector<Pointer> tensors = InputsOf(args);
+  tensors.emplace_back("topk_idx", args.topk_idx);
+  for (const Pointer& pointer : ContextOf(args)) tensors.push_back(pointer);
+  return tensors;
 }
 
 class MokCudaArgumentsTest : public ::testing::Test {
  protected:
   using Rank = CudaRanks::Rank;
-  using Call = std::function<int32_t()>;
 
   MokCudaArgumentsTest() { Start(SharedLayer()); }
 
@@ -178,6 +156,25 @@ TEST_F(MokCudaArgumentsTest, SizesAndFlags) {
                 ", got 8 (compiled against another version of mok.h?)"));
 }
 
+TEST_F(MokCudaArgumentsTest, ReservedFieldsAreZero) {
+  const auto expect = [&](const Call& call, const std::function<void(Rank&)>& spoil,
+                          const std::string& text) {
+    Expect(call, spoil, MOK_INVALID_ARGUMENT, text);
+  };
+  for (const Call& call : {schedule(), forward(), backward()}) {
+    expect(call, [](Rank& r) { r.layer.reserved = 1; }, "MokCudaLayer.reserved: expected 0, got 1");
+  }
+  expect(
+      forward(), [](Rank& r) { r.forward.layer.reserved = 1; },
+      "MokLayer.reserved: expected 0, got 1");
+  expect(
+      backward(), [](Rank& r) { r.backward.layer.reserved = 1; },
+      "MokLayer.reserved: expected 0, got 1");
+  expect(
+      backward(), [](Rank& r) { r.backward.reserved = 1; },
+      "MokCudaBackwardArgs.reserved: expected 0, got 1");
+}
+
 TEST_F(MokCudaArgumentsTest, Gradients) {
   Expect(
       backward(), [](Rank& r) { r.backward.kept_macrobatches = 2; }, MOK_INVALID_ARGUMENT,
@@ -191,6 +188,9 @@ TEST_F(MokCudaArgumentsTest, Gradients) {
   Expect(
       backward(), [](Rank& r) { r.backward.d_shared.dtype = 7; }, MOK_TYPE_MISMATCH,
       "d_shared.dtype: expected bf16 (0) or fp32 (1), got 7");
+  Expect(
+      backward(), [](Rank& r) { r.backward.d_routed.accumulate = 2; }, MOK_INVALID_ARGUMENT,
+      "d_routed.accumulate: expected 0 to 1, got 2");
 }
 
 TEST_F(MokCudaArgumentsTest, ReportedErrors) {
@@ -229,6 +229,11 @@ TEST_F(MokCudaArgumentsTest, WhatWouldBeIgnoredIsRefused) {
   Start(spec);
   expect([](MokLayer& layer) { layer.shared_scale = layer.topk_weight; },
          "shared_scale: expected null without a shared expert");
+  expect([](MokLayer& layer) { layer.shared.up = layer.routed.up; },
+         "shared.up: expected null without a shared expert");
+  Expect(
+      backward(), [](Rank& r) { r.backward.d_shared.down = r.backward.d_routed.down; },
+      MOK_INVALID_ARGUMENT, "d_shared.down: expected null without a shared expert");
 }
 
 // Empty tensors may be null: of a rank without tokens, and the ring of one without experts.
@@ -272,6 +277,13 @@ TEST(MokCudaOptionsTest, WrongOptionsAreNamed) {
   expect([](MokCudaOptions& o) { o.max_tokens = 1 << 30; },
          "options: expected ep_size * max_tokens * topk to be at most 1073741823, got 2 * "
          "1073741824 * 2");
+  expect(
+      [](MokCudaOptions& o) {
+        o.max_tokens = 1 << 27;
+        o.hidden = 1 << 30;
+      },
+      "options.max_tokens * topk, hidden: expected at most 2^45 bytes, got [268435456, "
+      "1073741824] of 2 bytes");
 }
 
 class MokCudaDeviceTest : public ::testing::Test {
@@ -285,17 +297,24 @@ class MokCudaDeviceTest : public ::testing::Test {
     options_.topk = 4;
     options_.num_sms = 132;
     options_.timeout_seconds = 1;
-    memory_ = runtime::AllocateDevice(0, 1 << 20, "memory").value();
+    MokCudaMemory sizes{};
+    sizes.struct_size = sizeof(sizes);
+    EXPECT_EQ(mok_cuda_memory(&options_, &sizes), MOK_OK) << mok_last_error();
+    const auto allocate = [](int64_t bytes) {
+      return runtime::AllocateDevice(0, static_cast<size_t>(bytes), "memory").value();
+    };
+    memory_ = allocate(sizes.heap_bytes);
+    state_ = allocate(sizes.state_bytes);
   }
   ~MokCudaDeviceTest() override { mok_cuda_workspace_destroy(workspace_); }
 
   int32_t Create() {
-    const MokCudaAddresses addresses{sizeof(addresses), &memory_, memory_, memory_};
+    const MokCudaAddresses addresses{sizeof(addresses), &memory_, state_, memory_};
     return mok_cuda_workspace_create(&options_, &addresses, &workspace_);
   }
 
   MokCudaOptions options_{};
-  void* memory_;
+  void *memory_, *state_;
   MokCudaWorkspace* workspace_ = nullptr;
 };
 
@@ -363,7 +382,20 @@ TEST(MokCudaMatmulTest, WrongArgumentsAreNamed) {
            StrCat(pointer.name, ": expected an address aligned to 4 bytes, got ", off));
   }
   expect([](MokMatmulArgs& a) { a.layout = 3; }, "layout: expected 0 to 2, got 3");
-  expect([](MokMatmulArgs& a) { a.k = -1; }, "m, n, k: expected >= 0, got 2, 2, -1");
+  expect([](MokMatmulArgs& a) { a.k = -1; }, "k: expected 0 to 2147483647, got -1");
+  expect(
+      [](MokMatmulArgs& a) {
+        a.m = 65535 * 64 + 1;
+        a.k = 0;
+      },
+      "m: expected 0 to 4194240, got 4194241");
+  expect([](MokMatmulArgs& a) { a.reserved = 1; }, "MokMatmulArgs.reserved: expected 0, got 1");
+  expect([&](MokMatmulArgs& a) { a.c = static_cast<float*>(memory) + 3; },
+         StrCat("c: expected memory that does not overlap a, got 16 bytes at ",
+                static_cast<void*>(static_cast<float*>(memory) + 3), " and 16 at ", memory));
+  args = good;
+  ExpectError(mok_cuda_matmul(&args, -1, nullptr), MOK_INVALID_ARGUMENT,
+              "device: expected 0 to 2147483647, got -1");
   expect([](MokMatmulArgs& a) { a.struct_size = 8; },
          StrCat("MokMatmulArgs.struct_size: expected ", sizeof(args),
                 ", got 8 (compiled against another version of mok.h?)"));

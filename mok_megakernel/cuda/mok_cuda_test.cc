@@ -156,8 +156,15 @@ TEST(MokCudaTest, ScheduleWordsStayBelowTheirBound) {
         options.num_sms = 132;
         options.timeout_seconds = 1;
         StartCase({1, 0.1});
-        void* memory = runtime::AllocateDevice(0, 1 << 20, "state").value();
-        MokCudaAddresses addresses{sizeof(addresses), &memory, memory, memory};
+        MokCudaMemory memory{};
+        memory.struct_size = sizeof(memory);
+        ASSERT_EQ(mok_cuda_memory(&options, &memory), MOK_OK) << mok_last_error();
+        const auto allocate = [](int64_t bytes) {
+          return runtime::AllocateDevice(0, static_cast<size_t>(bytes), "memory").value();
+        };
+        void* heap = allocate(memory.heap_bytes);
+        void* state = allocate(memory.state_bytes);
+        MokCudaAddresses addresses{sizeof(addresses), &heap, state, heap};
         MokCudaWorkspace* workspace = nullptr;
         ASSERT_EQ(mok_cuda_workspace_create(&options, &addresses, &workspace), MOK_OK);
         MokCudaLayer layer{};
