@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "mok_comm/rank_barrier.h"
@@ -79,23 +78,15 @@ void GatherRounds(const SymmetricHeap& heap, int topk, uint64_t rounds) {
 TEST(RouteAllGatherTest, Threads) {
   for (const int size : {1, 2, 3, 8}) {
     for (const int topk : {1, 6}) {
-      const auto heaps = std::move(CreateInProcessHeaps(size, Layout(size, topk).bytes)).value();
-      std::vector<std::thread> threads;
-      for (const auto& heap : heaps) {
-        threads.emplace_back([&] { GatherRounds<int32_t>(*heap, topk, 50); });
-      }
-      for (std::thread& thread : threads) thread.join();
+      RunThreadsOnHeap(size, Layout(size, topk).bytes,
+                       [&](const SymmetricHeap& heap) { GatherRounds<int32_t>(heap, topk, 50); });
     }
   }
 }
 
 TEST(RouteAllGatherTest, Processes) {
-  const std::string name = UniqueGroupName("gather");
-  EXPECT_TRUE(RunRanks(3, [&](int rank) {
-    PosixSharedMemoryOptions options{name, rank, 3, Layout(3, 4).bytes, seconds(60)};
-    const auto heap = CreatePosixSharedMemoryHeap(options);
-    ASSERT_TRUE(heap.ok()) << heap.status();
-    GatherRounds<int64_t>(**heap, 4, 100);
+  EXPECT_TRUE(RunProcessesOnHeap("gather", 3, Layout(3, 4).bytes, [](const SymmetricHeap& heap) {
+    GatherRounds<int64_t>(heap, 4, 100);
   }));
 }
 

@@ -34,13 +34,6 @@ std::vector<std::unique_ptr<SymmetricHeap>> Heaps(int size, size_t bytes) {
   return std::move(CreateInProcessHeaps(size, bytes)).value();
 }
 
-template <class Body>
-void RunThreads(int size, Body body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) threads.emplace_back([&, rank] { body(rank); });
-  for (std::thread& thread : threads) thread.join();
-}
-
 // Each round every rank writes into every rank's memory, and finds everybody's value there after
 // the barrier; a second barrier protects the values until all have read them.
 void ExchangeThroughMemory(const SymmetricHeap& heap, uint64_t rounds) {
@@ -65,20 +58,14 @@ void ExchangeThroughMemory(const SymmetricHeap& heap, uint64_t rounds) {
 
 TEST(RankBarrierTest, OrdersWritesOfThreads) {
   for (const int size : {1, 2, 5, 16}) {
-    const auto heaps = Heaps(size, 4096);
-    RunThreads(size,
-               [&](int rank) { ExchangeThroughMemory(*heaps[static_cast<size_t>(rank)], 100); });
+    RunThreadsOnHeap(size, 4096,
+                     [](const SymmetricHeap& heap) { ExchangeThroughMemory(heap, 100); });
   }
 }
 
 TEST(RankBarrierTest, OrdersWritesOfProcesses) {
-  const std::string name = UniqueGroupName("barrier");
-  EXPECT_TRUE(RunRanks(4, [&](int rank) {
-    PosixSharedMemoryOptions options{name, rank, 4, 4096, seconds(60)};
-    const auto heap = CreatePosixSharedMemoryHeap(options);
-    ASSERT_TRUE(heap.ok()) << heap.status();
-    ExchangeThroughMemory(**heap, 300);
-  }));
+  EXPECT_TRUE(RunProcessesOnHeap(
+      "barrier", 4, 4096, [](const SymmetricHeap& heap) { ExchangeThroughMemory(heap, 300); }));
 }
 
 TEST(RankBarrierTest, SplitBarrierNeverBlocksOnArrival) {
@@ -110,9 +97,10 @@ TEST(RankBarrierTest, TimeoutNamesEveryMissingRankAndCanBeRepeated) {
   const auto heaps = Heaps(4, 4096);
   std::vector<RankBarrier> barriers;
   for (const auto& heap : heaps) barriers.emplace_back(*heap, 0);
-  RunThreads(4, [&](int rank) {
-    EXPECT_TRUE(barriers[static_cast<size_t>(rank)].ArriveAndWait(ContextFor(rank)).ok());
-  });
+  for (RankBarrier& barrier : barriers) ASSERT_TRUE(barrier.Arrive().ok());
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(barriers[static_cast<size_t>(rank)].Wait(ContextFor(rank)).ok());
+  }
   ASSERT_TRUE(barriers[2].Arrive().ok());
   const Status status = barriers[0].ArriveAndWait(ContextFor(0, milliseconds(30)));
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
@@ -196,19 +184,13 @@ void ExchangeRecords(const SymmetricHeap& heap, uint64_t rounds) {
 
 TEST(RankMessageTest, OneBarrierPerRoundIsEnoughForThreads) {
   for (const int size : {1, 2, 8}) {
-    const auto heaps = Heaps(size, 8192);
-    RunThreads(size, [&](int rank) { ExchangeRecords(*heaps[static_cast<size_t>(rank)], 300); });
+    RunThreadsOnHeap(size, 8192, [](const SymmetricHeap& heap) { ExchangeRecords(heap, 300); });
   }
 }
 
 TEST(RankMessageTest, OneBarrierPerRoundIsEnoughForProcesses) {
-  const std::string name = UniqueGroupName("message");
-  EXPECT_TRUE(RunRanks(3, [&](int rank) {
-    PosixSharedMemoryOptions options{name, rank, 3, 8192, seconds(60)};
-    const auto heap = CreatePosixSharedMemoryHeap(options);
-    ASSERT_TRUE(heap.ok()) << heap.status();
-    ExchangeRecords(**heap, 500);
-  }));
+  EXPECT_TRUE(RunProcessesOnHeap("message", 3, 8192,
+                                 [](const SymmetricHeap& heap) { ExchangeRecords(heap, 500); }));
 }
 
 TEST(RankMessageTest, ShortRecordsArePaddedWithZeros) {

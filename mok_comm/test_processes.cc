@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include "mok_core/status.h"
@@ -52,6 +54,23 @@ bool RunRanks(int size, const std::function<void(int rank)>& body) {
   bool succeeded = true;
   for (TestProcess& process : processes) succeeded = process.Succeeded() && succeeded;
   return succeeded;
+}
+
+bool RunProcessesOnHeap(const std::string& test, int size, size_t bytes, const HeapBody& body) {
+  const std::string name = UniqueGroupName(test);
+  return RunRanks(size, [&](int rank) {
+    const auto heap =
+        CreatePosixSharedMemoryHeap({name, rank, size, bytes, std::chrono::seconds(60)});
+    ASSERT_TRUE(heap.ok()) << heap.status();
+    body(**heap);
+  });
+}
+
+void RunThreadsOnHeap(int size, size_t bytes, const HeapBody& body) {
+  const auto heaps = std::move(CreateInProcessHeaps(size, bytes)).value();
+  std::vector<std::thread> threads;
+  for (const auto& heap : heaps) threads.emplace_back([&] { body(*heap); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 std::string UniqueGroupName(const std::string& test) { return StrCat(test, ".", getpid()); }

@@ -1,4 +1,4 @@
-// Test helper: ranks as processes. For tests only.
+// Test helper: ranks as processes, or as threads. For tests only.
 #pragma once
 
 #include <sys/types.h>
@@ -6,6 +6,8 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "mok_comm/symmetric_heap.h"
 
 namespace mok {
 
@@ -31,6 +33,12 @@ class TestProcess {
 
 // body(rank) for ranks 0 to size - 1, one process each, at once; true when all succeeded.
 bool RunRanks(int size, const std::function<void(int rank)>& body);
+
+// body(heap) of every rank of a symmetric heap of `bytes`, at once: ranks that are processes (true
+// when all succeeded), or threads.
+using HeapBody = std::function<void(const SymmetricHeap& heap)>;
+bool RunProcessesOnHeap(const std::string& test, int size, size_t bytes, const HeapBody& body);
+void RunThreadsOnHeap(int size, size_t bytes, const HeapBody& body);
 
 // A group name that no other process uses.
 std::string UniqueGroupName(const std::string& test);

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <numeric>
 #include <random>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -387,12 +386,8 @@ void RoundTrip(const SymmetricHeap& heap, const Shape& shape, bool reader_drives
 TEST(TransferRanksTest, RoundTripOfProcesses) {
   const Shape shape{{50, 0, 17, 33}, 3, 1000};
   for (const bool reader_drives : {true, false}) {
-    const std::string name = UniqueGroupName("round_trip");
-    EXPECT_TRUE(RunRanks(4, [&](int rank) {
-      PosixSharedMemoryOptions options{name, rank, 4, 4 << 20, seconds(60)};
-      const auto heap = CreatePosixSharedMemoryHeap(options);
-      ASSERT_TRUE(heap.ok()) << heap.status();
-      RoundTrip(**heap, shape, reader_drives);
+    EXPECT_TRUE(RunProcessesOnHeap("round_trip", 4, 4 << 20, [&](const SymmetricHeap& heap) {
+      RoundTrip(heap, shape, reader_drives);
     }));
   }
 }
@@ -400,12 +395,8 @@ TEST(TransferRanksTest, RoundTripOfProcesses) {
 TEST(TransferRanksTest, RoundTripOfThreads) {
   const Shape shape{{20, 31, 0}, 2, 100};
   for (const bool reader_drives : {true, false}) {
-    const auto heaps = std::move(CreateInProcessHeaps(3, 1 << 20)).value();
-    std::vector<std::thread> threads;
-    for (const auto& heap : heaps) {
-      threads.emplace_back([&] { RoundTrip(*heap, shape, reader_drives); });
-    }
-    for (std::thread& thread : threads) thread.join();
+    RunThreadsOnHeap(3, 1 << 20,
+                     [&](const SymmetricHeap& heap) { RoundTrip(heap, shape, reader_drives); });
   }
 }
 

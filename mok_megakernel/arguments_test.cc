@@ -15,18 +15,6 @@
 namespace mok::testing {
 namespace {
 
-LayerSpec SmallSpec() {
-  LayerSpec spec;
-  spec.tokens = {9};
-  spec.experts = {4};
-  spec.topk = 2;
-  spec.hidden = 24;
-  spec.intermediate = 16;
-  spec.shared_intermediate = 32;
-  spec.shared_scale = true;
-  return spec;
-}
-
 void ExpectError(int32_t code, int32_t expected_code, const std::string& text) {
   EXPECT_EQ(code, expected_code);
   EXPECT_STREQ(mok_last_error(), text.c_str());
@@ -34,25 +22,28 @@ void ExpectError(int32_t code, int32_t expected_code, const std::string& text) {
 
 class ArgumentsTest : public ::testing::Test {
  protected:
-  ArgumentsTest() : data_(SmallSpec()), workspaces_(data_.spec), layer_(data_, 0, {}) {
+  ArgumentsTest() : data_(OneRankLayer()), workspaces_(data_.spec), layer_(data_, 0, {}) {
     EXPECT_EQ(layer_.BuildSchedule(workspaces_[0]), MOK_OK) << mok_last_error();
   }
 
   void ExpectForwardError(const std::function<void(MokForwardArgs*)>& spoil, int32_t code,
                           const std::string& text) {
-    const MokForwardArgs good = layer_.forward_args;
-    spoil(&layer_.forward_args);
-    ExpectError(layer_.Forward(workspaces_[0]), code, text);
-    layer_.forward_args = good;
-    EXPECT_EQ(layer_.Forward(workspaces_[0]), MOK_OK) << mok_last_error();
+    ExpectPassError(&layer_.forward_args, spoil, &RankLayer::Forward, code, text);
   }
   void ExpectBackwardError(const std::function<void(MokBackwardArgs*)>& spoil, int32_t code,
                            const std::string& text) {
-    const MokBackwardArgs good = layer_.backward_args;
-    spoil(&layer_.backward_args);
-    ExpectError(layer_.Backward(workspaces_[0]), code, text);
-    layer_.backward_args = good;
-    EXPECT_EQ(layer_.Backward(workspaces_[0]), MOK_OK) << mok_last_error();
+    ExpectPassError(&layer_.backward_args, spoil, &RankLayer::Backward, code, text);
+  }
+  // The call after the error works.
+  template <class Args>
+  void ExpectPassError(Args* args, const std::function<void(Args*)>& spoil,
+                       int32_t (RankLayer::*pass)(MokWorkspace*), int32_t code,
+                       const std::string& text) {
+    const Args good = *args;
+    spoil(args);
+    ExpectError((layer_.*pass)(workspaces_[0]), code, text);
+    *args = good;
+    EXPECT_EQ((layer_.*pass)(workspaces_[0]), MOK_OK) << mok_last_error();
   }
   void ExpectConfigError(const std::function<void(MokEngineConfig*)>& spoil, int32_t code,
                          const std::string& text) {
@@ -208,7 +199,7 @@ TEST_F(ArgumentsTest, ScheduleOfAnotherWorkspace) {
   const RankWorkspaces alike(data_.spec);
   ASSERT_EQ(layer_.BuildSchedule(alike[0]), MOK_OK);
   EXPECT_EQ(layer_.Forward(workspaces_[0]), MOK_OK) << mok_last_error();
-  LayerSpec smaller = SmallSpec();
+  LayerSpec smaller = OneRankLayer();
   smaller.tokens = {8};
   const RankWorkspaces too_small(smaller);
   ExpectError(layer_.Forward(too_small[0]), MOK_FAILED_PRECONDITION,
@@ -221,7 +212,7 @@ TEST_F(ArgumentsTest, ScheduleOfAnotherWorkspace) {
 }
 
 TEST_F(ArgumentsTest, Float32LayerTakesNoBf16Gradients) {
-  LayerSpec spec = SmallSpec();
+  LayerSpec spec = OneRankLayer();
   spec.dtype = DType::kFp32;
   const LayerData data(spec);
   const RankWorkspaces workspaces(spec);
@@ -325,7 +316,7 @@ TEST(GroupTest, Errors) {
 }
 
 TEST(WorkspaceOptionsTest, Errors) {
-  const LayerSpec spec = SmallSpec();
+  const LayerSpec spec = OneRankLayer();
   const auto expect = [&](const std::function<void(MokWorkspaceOptions*)>& spoil, int32_t code,
                           const std::string& text) {
     MokWorkspaceOptions options = WorkspaceOptionsOf(spec, 0, nullptr, nullptr);
@@ -375,7 +366,7 @@ TEST(WorkspaceOptionsTest, Errors) {
 }
 
 TEST(WorkspaceInfoTest, ScratchAndThreadsGrowOnly) {
-  const LayerData data(SmallSpec());
+  const LayerData data(OneRankLayer());
   const RankWorkspaces workspaces(data.spec);
   const auto info = [&] {
     MokWorkspaceInfo result{};

@@ -25,6 +25,22 @@ LayerSpec SmallSpec() {
   return spec;
 }
 
+// As many tokens, other contents and routes.
+LayerSpec OtherSpec() {
+  LayerSpec spec = SmallSpec();
+  spec.seed = 2;
+  return spec;
+}
+
+using Ranks = std::vector<std::unique_ptr<RankLayer>>;
+Ranks RanksOf(const LayerData& data, const RunOptions& options = {}) {
+  Ranks ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<RankLayer>(data, rank, options));
+  }
+  return ranks;
+}
+
 // What one rank's call returned.
 struct Outcome {
   int32_t code = MOK_OK;
@@ -38,9 +54,7 @@ class CollectiveTest : public ::testing::Test {
       : data_(SmallSpec()), workspaces_(data_.spec, timeout_seconds) {
     RunOptions options;
     options.threads = 2;
-    for (int rank = 0; rank < 3; ++rank) {
-      ranks_.push_back(std::make_unique<RankLayer>(data_, rank, options));
-    }
+    ranks_ = RanksOf(data_, options);
   }
 
   RankLayer& rank(int index) { return *ranks_[static_cast<size_t>(index)]; }
@@ -92,7 +106,7 @@ class CollectiveTest : public ::testing::Test {
 
   LayerData data_;
   RankWorkspaces workspaces_;
-  std::vector<std::unique_ptr<RankLayer>> ranks_;
+  Ranks ranks_;
 };
 
 TEST_F(CollectiveTest, ExpertIdTooHigh) {
@@ -206,13 +220,8 @@ TEST_F(CollectiveTest, RanksDisagreeOnTheCall) {
 
 TEST_F(CollectiveTest, RanksDisagreeOnTheSchedule) {
   ExpectAllOk(Schedules());
-  LayerSpec other_spec = SmallSpec();
-  other_spec.seed = 2;
-  const LayerData other_data(other_spec);
-  std::vector<std::unique_ptr<RankLayer>> others;
-  for (int index = 0; index < 3; ++index) {
-    others.push_back(std::make_unique<RankLayer>(other_data, index, RunOptions()));
-  }
+  const LayerData other_data(OtherSpec());
+  const auto others = RanksOf(other_data);
   ExpectAllOk(OnRanks([&](int index) {
     return others[static_cast<size_t>(index)]->BuildSchedule(workspaces_[index]);
   }));
@@ -246,13 +255,8 @@ TEST_F(CollectiveTest, RanksDisagreeOnDifferentiation) {
 
 // Same sizes, other tokens: only the contents of the ring can tell.
 TEST_F(CollectiveTest, ContextOfAnotherBatch) {
-  LayerSpec other_spec = SmallSpec();
-  other_spec.seed = 2;
-  const LayerData other_data(other_spec);
-  std::vector<std::unique_ptr<RankLayer>> others;
-  for (int index = 0; index < 3; ++index) {
-    others.push_back(std::make_unique<RankLayer>(other_data, index, RunOptions()));
-  }
+  const LayerData other_data(OtherSpec());
+  const auto others = RanksOf(other_data);
   ExpectAllOk(OnRanks([&](int index) {
     RankLayer& other = *others[static_cast<size_t>(index)];
     const int32_t code = other.BuildSchedule(workspaces_[index]);

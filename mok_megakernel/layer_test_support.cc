@@ -92,6 +92,18 @@ LayerSpec SmallLayer() {
   return spec;
 }
 
+LayerSpec OneRankLayer() {
+  LayerSpec spec;
+  spec.tokens = {9};
+  spec.experts = {4};
+  spec.topk = 2;
+  spec.hidden = 24;
+  spec.intermediate = 16;
+  spec.shared_intermediate = 32;
+  spec.shared_scale = true;
+  return spec;
+}
+
 LayerData::LayerData(const LayerSpec& layer_spec) : spec(layer_spec) {
   std::mt19937 random(spec.seed);
   const int64_t num_tokens = spec.num_tokens();

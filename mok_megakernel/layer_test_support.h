@@ -60,6 +60,8 @@ struct LayerSpec {
 // What most small tests start from: two ranks with unequal numbers of tokens, widths that differ
 // and are no multiple of any tile, no shared expert.
 LayerSpec SmallLayer();
+// One rank, and a shared expert with a scale.
+LayerSpec OneRankLayer();
 
 struct LayerData {
   explicit LayerData(const LayerSpec& layer_spec);

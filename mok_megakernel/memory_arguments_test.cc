@@ -15,21 +15,9 @@ namespace {
 
 constexpr int64_t kMost = INT64_MAX;
 
-LayerSpec SharedSpec() {
-  LayerSpec spec;
-  spec.tokens = {9};
-  spec.experts = {4};
-  spec.topk = 2;
-  spec.hidden = 24;
-  spec.intermediate = 16;
-  spec.shared_intermediate = 32;
-  spec.shared_scale = true;
-  return spec;
-}
-
 class MemoryArgumentsTest : public ::testing::Test {
  protected:
-  MemoryArgumentsTest() : data_(SharedSpec()), workspaces_(data_.spec), layer_(data_, 0, {}) {
+  MemoryArgumentsTest() : data_(OneRankLayer()), workspaces_(data_.spec), layer_(data_, 0, {}) {
     EXPECT_EQ(layer_.BuildSchedule(workspaces_[0]), MOK_OK) << mok_last_error();
     EXPECT_EQ(forward_(), MOK_OK) << mok_last_error();
   }
@@ -106,7 +94,7 @@ TEST_F(MemoryArgumentsTest, RingRowsAreOfThisWorld) {
 
 // As the scale without a shared expert: what would be ignored is refused.
 TEST(UnusedArgumentsTest, NoSharedExpertHasNoTensors) {
-  LayerSpec spec = SharedSpec();
+  LayerSpec spec = OneRankLayer();
   spec.shared_intermediate = 0;
   spec.shared_scale = false;
   const LayerData data(spec);

@@ -202,36 +202,33 @@ void RunUntilRankOneIsMissed(MokWorkspace* workspace, RankLayer* layer, Report* 
   mok_workspace_destroy(workspace);
 }
 
-TEST(ProcessTest, RankKilledBetweenCalls) {
-  const std::string name = HeapName("killed");
-  const LayerData data(SpecOfTest());
-  const Processes processes([&](int rank, Report* report) {
+// Processes that build a schedule and go on to the forward, rank 1 after end(its layer).
+Processes WithoutRankOne(const char* test, const LayerData& data,
+                         const std::function<void(RankLayer& layer)>& end) {
+  const std::string name = HeapName(test);
+  return Processes([&](int rank, Report* report) {
     MokWorkspace* workspace = CreateWorkspace(rank, name, 1, report);
     if (workspace == nullptr) return;
     RankLayer layer(data, rank, {});
     report->Note(layer.BuildSchedule(workspace));
-    if (rank == 1) raise(SIGKILL);
+    if (rank == 1) end(layer);
     RunUntilRankOneIsMissed(workspace, &layer, report);
   });
-  ExpectRankOneMissed(processes);
+}
+
+TEST(ProcessTest, RankKilledBetweenCalls) {
+  const LayerData data(SpecOfTest());
+  ExpectRankOneMissed(WithoutRankOne("killed", data, [](RankLayer&) { raise(SIGKILL); }));
 }
 
 // Weights behind a page that nobody may read: the rank dies in its first GEMM, after the entry
 // barrier and before the exit barrier.
 TEST(ProcessTest, RankDiesInTheMiddleOfAPass) {
-  const std::string name = HeapName("dies");
   const LayerData data(SpecOfTest());
-  const Processes processes([&](int rank, Report* report) {
-    MokWorkspace* workspace = CreateWorkspace(rank, name, 1, report);
-    if (workspace == nullptr) return;
-    RankLayer layer(data, rank, {});
-    report->Note(layer.BuildSchedule(workspace));
-    if (rank == 1) {
-      std::signal(SIGSEGV, [](int) { _exit(7); });
-      layer.forward_args.layer.routed.gate =
-          mmap(nullptr, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    }
-    RunUntilRankOneIsMissed(workspace, &layer, report);
+  const Processes processes = WithoutRankOne("dies", data, [](RankLayer& layer) {
+    std::signal(SIGSEGV, [](int) { _exit(7); });
+    layer.forward_args.layer.routed.gate =
+        mmap(nullptr, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   });
   ExpectRankOneMissed(processes);
   for (const int rank : {0, 2}) {

@@ -48,6 +48,20 @@ class DeterminismTest : public testing::TestWithParam<IsaAndDType> {
     return bits;
   }
 
+  // run(worker, cut, out) computes the part `cut` of a problem with one output, all of which is
+  // `all`: random cuts by either worker are parts of the whole, bit for bit.
+  template <class Run>
+  void ExpectCutsAgree(const Cut& all, DType dtype, const Run& run) {
+    const TestMatrix whole(dtype, all.rows, all.columns);
+    run(worker_, all, whole);
+    for (int i = 0; i < kNumCuts; ++i) {
+      const Cut cut = RandomCut(all.rows, all.columns);
+      const TestMatrix part(dtype, cut.rows, cut.columns);
+      run(i % 2 ? worker_ : other_, cut, part);
+      ASSERT_EQ(part.Bits(), BitsOf(whole, cut));
+    }
+  }
+
   std::mt19937 generator_{7};
   TileWorker worker_{GetParam().isa, GetParam().dtype};
   TileWorker other_{GetParam().isa, GetParam().dtype};
@@ -110,14 +124,7 @@ TEST_P(DeterminismTest, Down) {
                    .y_stride = y.stride()});
     };
     const Cut all = {0, kHostTileRows, 0, kHostTileH};
-    const TestMatrix whole = Output(all.rows, all.columns);
-    run(worker_, all, whole);
-    for (int i = 0; i < kNumCuts; ++i) {
-      const Cut cut = RandomCut(all.rows, all.columns);
-      const TestMatrix part = Output(cut.rows, cut.columns);
-      run(i % 2 ? worker_ : other_, cut, part);
-      ASSERT_EQ(part.Bits(), BitsOf(whole, cut));
-    }
+    ExpectCutsAgree(all, GetParam().dtype, run);
   }
 }
 
@@ -191,14 +198,7 @@ TEST_P(DeterminismTest, InputGrad) {
                         .d_x = d_x.at(),
                         .d_x_stride = d_x.stride()});
     };
-    const TestMatrix whole = Output(all.rows, all.columns);
-    run(worker_, all, whole);
-    for (int i = 0; i < kNumCuts; ++i) {
-      const Cut cut = RandomCut(all.rows, all.columns);
-      const TestMatrix part = Output(cut.rows, cut.columns);
-      run(i % 2 ? worker_ : other_, cut, part);
-      ASSERT_EQ(part.Bits(), BitsOf(whole, cut));
-    }
+    ExpectCutsAgree(all, GetParam().dtype, run);
   }
 }
 
@@ -220,14 +220,7 @@ TEST_P(DeterminismTest, WeightGrad) {
       tile.out_dtype = out.dtype();
       worker.WeightGrad(tile);
     };
-    const TestMatrix whole(DType::kFp32, all.rows, all.columns);
-    run(worker_, all, whole);
-    for (int i = 0; i < kNumCuts; ++i) {
-      const Cut cut = RandomCut(all.rows, all.columns);
-      const TestMatrix part(DType::kFp32, cut.rows, cut.columns);
-      run(i % 2 ? worker_ : other_, cut, part);
-      ASSERT_EQ(part.Bits(), BitsOf(whole, cut));
-    }
+    ExpectCutsAgree(all, DType::kFp32, run);
   }
 }
 
