@@ -119,8 +119,6 @@ void FillBlockExperts(RoutingTable* table) {
 
 }  // namespace
 
-int64_t SavedWords(const Schedule& schedule) { return WordsOf(HeaderOf(schedule)); }
-
 Status SaveSchedule(const Schedule& schedule, std::span<int32_t> words) {
   SavedHeader header = HeaderOf(schedule);
   const int64_t num_words = WordsOf(header);

@@ -10,9 +10,6 @@
 
 namespace mok {
 
-// Words that the schedule takes.
-int64_t SavedWords(const Schedule& schedule);
-
 // kInvalidArgument, naming both sizes, when `words` is too small. Words behind are left alone.
 Status SaveSchedule(const Schedule& schedule, std::span<int32_t> words);
 
