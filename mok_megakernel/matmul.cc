@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "mok_core/argument_checks.h"
 #include "mok_gemm/host/gemm.h"
 #include "mok_gemm/host/isa.h"
 #include "mok_megakernel/engine_config.h"
@@ -63,6 +64,8 @@ int NumWorkers(const MokMatmulArgs& args, int allowed) {
 
 Status Matmul(const MokMatmulArgs* args) {
   MOK_RETURN_IF_ERROR(CheckMatmulArgs(args));
+  MOK_RETURN_IF_ERROR(CheckRange("num_threads", args->num_threads, 0, MOK_MAX_THREADS));
+  MOK_RETURN_IF_ERROR(CheckRange("isa", args->isa, -1, MOK_NUM_ISAS - 1));
   MokEngineConfig config{};
   config.struct_size = sizeof(config);
   config.num_threads = args->num_threads;

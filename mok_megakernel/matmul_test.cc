@@ -107,6 +107,19 @@ TEST(MatmulTest, Errors) {
   product.args.m = -1;
   EXPECT_EQ(mok_matmul(&product.args), MOK_INVALID_ARGUMENT);
   EXPECT_STREQ(mok_last_error(), "m: expected 0 to 2147483647, got -1");
+  product.args.m = 2;
+  product.args.num_threads = -1;
+  EXPECT_EQ(mok_matmul(&product.args), MOK_INVALID_ARGUMENT);
+  EXPECT_STREQ(mok_last_error(), "num_threads: expected 0 to 1024, got -1");
+  product.args.num_threads = 0;
+  product.args.isa = MOK_NUM_ISAS;
+  EXPECT_EQ(mok_matmul(&product.args), MOK_INVALID_ARGUMENT);
+  EXPECT_STREQ(mok_last_error(), "isa: expected -1 to 3, got 4");
+  product.args.isa = -1;
+  product.args.reserved = 1;
+  EXPECT_EQ(mok_matmul(&product.args), MOK_INVALID_ARGUMENT);
+  EXPECT_STREQ(mok_last_error(), "MokMatmulArgs.reserved: expected 0, got 1");
+  product.args.reserved = 0;
   // The number of tiles would overflow.
   product.args.m = product.args.n = int64_t{1} << 40;
   EXPECT_EQ(mok_matmul(&product.args), MOK_INVALID_ARGUMENT);

@@ -41,6 +41,11 @@ Status CheckLimit(float swiglu_limit) {
   return InvalidArgumentError("swiglu_limit: expected a number, got NaN");
 }
 
+Status CheckIdBytes(int32_t topk_idx_bytes) {
+  if (topk_idx_bytes == 4 || topk_idx_bytes == 8) return OkStatus();
+  return InvalidArgumentError("topk_idx_bytes: expected 4 or 8, got ", topk_idx_bytes);
+}
+
 PassMode ModeOf(int32_t part) {
   return part == MOK_CUDA_EXCHANGE ? PassMode::kExchangeAndCompute
          : part == MOK_CUDA_REDUCE ? PassMode::kReduceOnly

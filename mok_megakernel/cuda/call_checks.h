@@ -21,6 +21,7 @@ Status CheckMemory(const char* name, const void* pointer);
 Status CheckWidth(const char* name, const MokWeights& weights, int32_t expected);
 Status CheckRing(const CudaLayerPlan& plan, const MokContext& context);
 Status CheckLimit(float swiglu_limit);
+Status CheckIdBytes(int32_t topk_idx_bytes);
 
 PassMode ModeOf(int32_t part);
 // The kernel may have less staging than the configuration would use.
@@ -52,6 +53,7 @@ Status CheckPass(const CudaLayerPlan& plan, const MokCudaLayer& layer, const Arg
   MOK_RETURN_IF_ERROR(CheckMemory("scratch", args.scratch));
   MOK_RETURN_IF_ERROR(CheckRing(plan, args.context));
   MOK_RETURN_IF_ERROR(CheckLimit(args.layer.swiglu_limit));
+  MOK_RETURN_IF_ERROR(CheckIdBytes(args.topk_idx_bytes));
   MOK_RETURN_IF_ERROR(CheckUnused(args.layer));
   MOK_RETURN_IF_ERROR(CheckWidth("routed", args.layer.routed, layer.intermediate));
   return CheckWidth("shared", args.layer.shared, layer.shared_intermediate);

@@ -164,6 +164,7 @@ StatusOr<ScheduleParams> CudaWorkspace::MakeScheduleParams(const CudaLayerPlan& 
                                                            const MokCudaScheduleArgs& args) const {
   MOK_RETURN_IF_ERROR(CheckMemory("schedule", args.schedule));
   MOK_RETURN_IF_ERROR(CheckMemory("scratch", args.scratch));
+  MOK_RETURN_IF_ERROR(CheckIdBytes(args.topk_idx_bytes));
   if (layer.num_tokens > 0) MOK_RETURN_IF_ERROR(CheckTensor("topk_idx", args.topk_idx));
   CallMemory memory = OwnMemory();
   memory.Reads("topk_idx", args.topk_idx, {layer.num_tokens, shape_.topk, args.topk_idx_bytes});
@@ -224,6 +225,10 @@ Status CudaWorkspace::ReportError(const MokCudaErrorArgs& args) {
   MOK_RETURN_IF_ERROR(CheckWaits());
   if (shape_.ep_size == 1) return OkStatus();
   MOK_RETURN_IF_ERROR(CheckMemory("scratch", args.scratch));
+  MOK_ASSIGN_OR_RETURN(const int64_t scratch_bytes, CudaErrorScratchBytes(shape_));
+  CallMemory memory = OwnMemory();
+  memory.Writes("scratch", args.scratch, BytesOf(scratch_bytes));
+  MOK_RETURN_IF_ERROR(memory.Check());
   if (args.place == MOK_CUDA_IN_PASS) {
     if (has_left_) return OkStatus();  // nobody waits in a pass for a rank that has left
     has_left_ = reported_ahead_ = true;

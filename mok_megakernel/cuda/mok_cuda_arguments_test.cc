@@ -129,7 +129,7 @@ TEST_F(MokCudaArgumentsTest, Schedule) {
       "part: expected 0, 1 or 2 to 2, got 4");
   Expect(
       schedule(), [](Rank& r) { r.schedule.topk_idx_bytes = 2; }, MOK_INVALID_ARGUMENT,
-      "schedule: id_bytes: expected 4 or 8, got 2");
+      "topk_idx_bytes: expected 4 or 8, got 2");
 }
 
 TEST_F(MokCudaArgumentsTest, SizesAndFlags) {
@@ -202,6 +202,8 @@ TEST_F(MokCudaArgumentsTest, ReportedErrors) {
   args.stream = rank().stream;
   const Call report = [&] { return mok_cuda_report_error(rank().workspace, &args); };
   ExpectNeeded(report, {{"scratch", args.scratch}}, 256);
+  ExpectRefused(report, {"scratch", args.scratch}, rank().heap,
+                "scratch: expected memory that does not overlap the workspace's heap");
   args.code = MOK_OK;
   ExpectError(report(), MOK_INVALID_ARGUMENT, "code: expected an error of MokStatusCode, got 0");
   args.code = MOK_TYPE_MISMATCH;
