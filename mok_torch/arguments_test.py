@@ -198,9 +198,10 @@ def test_fusion_of_a_call_is_a_bool(value):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"scoring": None}, ValueError, "scoring: expected one of"),
-        ({"scoring": ["softmax"]}, ValueError, "scoring: expected one of"),
-        ({"precision": []}, ValueError, "precision: expected None or one of"),
+        ({"scoring": None}, TypeError, "scoring: expected one of .*, got NoneType: None"),
+        ({"scoring": ["softmax"]}, TypeError, "scoring: expected one of .*, got list"),
+        ({"precision": []}, TypeError, "precision: expected None or one of .*, got list"),
+        ({"precision": torch.bfloat16}, TypeError, r"precision: .*, got dtype: torch\.bfloat16"),
         ({"dtype": "bf16"}, TypeError, "dtype: expected .*, got 'bf16'"),
         ({"dtype": []}, TypeError, r"dtype: expected .*, got \[\]"),
         ({"device": "gpu"}, ValueError, "device: expected cpu or cuda, got 'gpu'"),

@@ -141,11 +141,14 @@ def require_input(name: str, value, function: str, device: torch.device | None =
 
 
 def as_device(device) -> torch.device | None:
-    """What PyTorch takes for a device; None: its default."""
+    """What PyTorch takes for a device, if there is one; None: its default."""
     try:
-        return None if device is None else torch.device(device)
+        device = None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device: expected cpu or cuda, got {device!r}") from error
+    if device is not None and device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected cpu (PyTorch finds no usable GPU), got {device}")
+    return device
 
 
 def refuse_forward_mode(name: str, value: Tensor, function: str):

@@ -24,6 +24,9 @@ from mok_torch.errors import as_shared_error, error_of_code
 SCHEDULE_PARTS = (_C.CUDA_STAGE, _C.CUDA_BUILD) if _C.CUDA_BUILT else ()
 PASS_PARTS = (_C.CUDA_STAGE, _C.CUDA_EXCHANGE, _C.CUDA_REDUCE) if _C.CUDA_BUILT else ()
 
+# What ranks have called that tell each other something on the way into a call.
+_GPU_CALL = "a forward, backward or schedule"
+
 
 def cuda_device(device: torch.device) -> torch.device:
     """The device with its index, if the engine runs on it; raises ValueError if not."""
@@ -192,7 +195,7 @@ class CudaEngine:
             self.check()
         except Exception as error:
             # Another rank, which may not have heard yet, waits here.
-            self._group.exchange(as_shared_error(error)[0], self._timeout_seconds)
+            self._group.exchange(_GPU_CALL, as_shared_error(error)[0], self._timeout_seconds)
             raise
         counts = self._exchange(num_local_experts)
         return sum(counts[:rank]), sum(counts)
@@ -291,7 +294,7 @@ class CudaEngine:
         """The values of all ranks; raises the error that a rank has sent in place of one."""
         if self.shares_device:
             _refuse_autograds_thread()
-        values = self._group.exchange(value, self._timeout_seconds)
+        values = self._group.exchange(_GPU_CALL, value, self._timeout_seconds)
         for rank, other in enumerate(values):
             if isinstance(other, Exception):
                 error = type(other)(f"rank {rank}: {other}")
@@ -347,7 +350,8 @@ class CudaEngine:
         leaves the workspace for good.
         """
         if self.shares_device:
-            self._group.exchange(error_of_code(code, message), self._timeout_seconds)
+            error = error_of_code(code, message)
+            self._group.exchange(_GPU_CALL, error, self._timeout_seconds)
             return
         if self.is_capturing():
             return

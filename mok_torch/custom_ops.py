@@ -323,11 +323,24 @@ def _save_for_backward(ctx, inputs, output):
     ctx.workspace = workspace_of_handle(handle) if named else None
 
 
+def saved_tensors_of(ctx) -> tuple[Tensor | None, ...]:
+    """ctx.saved_tensors; PyTorch's error of a tensor that is not what it was, in words of ours."""
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise RuntimeError(
+            "MoE layer, backward: x, or another tensor of the call, which the backward reads, has "
+            "been changed in place since the forward (x += layer(x) has to be x = x + layer(x))"
+        ) from error
+
+
 def _backward(ctx, d_out, *_):
     if d_out is None:
         return (None,) * 13
     with reporting_errors_of(ctx.workspace, _C.OP_BACKWARD):  # hooks may run, and fail
-        saved = ctx.saved_tensors
+        saved = saved_tensors_of(ctx)
     x, topk_weight, *weights_and_scale, words, r0, r1, r2, r3, r4 = saved
     needed = [ctx.needs_input_grad[3 + index] for index in range(_NUM_WEIGHTS)]
     d_x, d_topk_weight, *d_weights, d_scale = moe_backward(

@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mok_torch.errors import as_shared_error
-from mok_torch.groups import DistributedGroup, exchange_in
+from mok_torch.groups import DistributedGroup
 from mok_torch.scalars import as_flag
 
 _CALL = "full_state_dict"
+_WORDS_AT_ONCE = 2**20  # what a digest takes to hash them: 8 MiB, a few times
+_MULTIPLIER = 0x1E3779B97F4A7C15  # odd, below 2^63
 
 
 def _moe_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -38,7 +40,8 @@ class _Announcement(NamedTuple):
     Attributes:
       name: in the state dict.
       num_experts: of all ranks. shape, dtype: of one.
-      router: tells the layers of a model apart: every rank holds a layer's whole router.
+      router, shared_expert: digests. Every rank holds a layer's whole router, which tells the
+        layers of a model apart, and its whole shared expert.
     """
 
     name: str
@@ -46,17 +49,19 @@ class _Announcement(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     router: int
+    shared_expert: int
 
     def __str__(self) -> str:
         return f"{self.name} of {self.num_experts} experts, {list(self.shape)} {self.dtype} each"
 
 
-def _gather_layer(prefix: str, layer, router: int) -> dict[str, Tensor]:
+def _gather_layer(prefix: str, layer, digests: tuple[int, int]) -> dict[str, Tensor]:
     """Every rank's experts of a layer, concatenated, by their names. Collective."""
     gathered = {}
     for name, parameter in layer.experts.named_parameters():
         local = parameter.detach()
-        own = _Announcement(prefix + name, layer.num_experts, local.shape[1:], local.dtype, router)
+        sizes = (layer.num_experts, local.shape[1:], local.dtype)
+        own = _Announcement(prefix + name, *sizes, *digests)
         gathered[own.name] = _gather(local, layer, own)
     if isinstance(layer.group, DistributedGroup):
         # A rank whose last broadcast has failed comes to this one with what it has met with.
@@ -64,17 +69,38 @@ def _gather_layer(prefix: str, layer, router: int) -> dict[str, Tensor]:
     return gathered
 
 
-def _fingerprint(layer) -> int:
-    """Of the bits of a layer's router, which every rank holds whole; 0 of a shard (of FSDP)."""
+def _digests(layer) -> tuple[int, int]:
+    """Of the bits of what every rank holds whole: a layer's router, and its shared expert."""
     if layer.group.size == 1:
-        return 0
+        return 0, 0
+    return _digest(layer.router), _digest(layer.shared_expert)
+
+
+def _digest(module: nn.Module | None) -> int:
+    """Of the bits of a module's tensors; 0 of none, and of a shard (of FSDP)."""
     total = 0
-    for tensor in layer.router.state_dict().values():
-        if hasattr(tensor, "to_local"):
-            continue
-        bits = tensor.detach().contiguous().view(torch.int16).flatten().long()
-        total += int((bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum())
+    for tensor in module.state_dict().values() if module is not None else ():
+        if not hasattr(tensor, "to_local"):
+            total = _mix((total + _digest_of_tensor(tensor)) % 2**64) % 2**64
     return total
+
+
+def _digest_of_tensor(tensor: Tensor) -> int:
+    """The sum of a hash of each word and its place, modulo 2^64: the same in any order."""
+    halves = tensor.detach().contiguous().view(torch.int16).flatten()
+    halves = torch.nn.functional.pad(halves, (0, -halves.numel() % 4))
+    total = 0
+    for index, words in enumerate(halves.view(torch.int64).split(_WORDS_AT_ONCE)):
+        begin = index * _WORDS_AT_ONCE
+        places = torch.arange(begin, begin + words.numel(), device=words.device)
+        total += int(_mix(_mix(words) + places).sum())
+    return total % 2**64
+
+
+def _mix(words):
+    """A permutation of 64-bit words, an int or a tensor, which spreads every bit; modulo 2^64."""
+    words = words * _MULTIPLIER
+    return words ^ (words >> 29)
 
 
 def _gather(local: Tensor, layer, own: _Announcement) -> Tensor:
@@ -102,7 +128,7 @@ def _meet(layer, own) -> list:
     """
     is_error = isinstance(own, Exception)
     value = as_shared_error(own)[0] if is_error else own
-    answers = exchange_in(_CALL, layer.group, value, layer.config.timeout_seconds)
+    answers = layer.group.exchange(_CALL, value, layer.config.timeout_seconds)
     for peer, other in enumerate(answers):
         if not is_error and isinstance(other, Exception):
             raise type(other)(f"rank {peer}: {other}")
@@ -115,10 +141,11 @@ def _compare(announcements: list[_Announcement | None]):
     for peer, other in enumerate(others, start=1):
         if other == first:
             continue
-        if first is not None and other is not None and other._replace(router=first.router) == first:
+        if first is not None and other is not None and first[:4] == other[:4]:
+            part = "shared expert" if other.router == first.router else "router's weight or bias"
             raise ValueError(
-                f"{_CALL}: {first.name}: the router's weight or bias on rank {peer} is not that on "
-                "rank 0: the ranks gather different layers, or their replicas have drifted apart"
+                f"{_CALL}: {first.name}: the {part} on rank {peer} is not that on rank 0: the "
+                "ranks gather different layers, or their replicas have drifted apart"
             )
         raise ValueError(
             f"{_CALL}: ranks gather different tensors: rank 0 {first or 'none'}, rank {peer} "
@@ -145,19 +172,19 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """module.state_dict() with the experts of all ranks; the same on every rank. Collective.
 
     Raises:
-      ValueError: on every rank, if they gather different layers, or hold different routers.
+      ValueError: on every rank, if they gather different layers, or their replicas differ.
       RankTimeoutError: a rank did not come.
     """
     layers = list(_moe_layers(module))
     try:
         state = module.state_dict()
-        routers = [_fingerprint(layer) for _, layer in layers]
+        digests = [_digests(layer) for _, layer in layers]
     except Exception as error:
         if layers:
             _meet(layers[0][1], error)  # in place of this rank's first announcement
         raise
-    for (prefix, layer), router in zip(layers, routers, strict=True):
-        state |= _gather_layer(prefix, layer, router)
+    for (prefix, layer), digests_of_layer in zip(layers, digests, strict=True):
+        state |= _gather_layer(prefix, layer, digests_of_layer)
     return state
 
 

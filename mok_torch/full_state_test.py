@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from mok_torch import MoELayer
+from mok_torch import MoELayer, full_state
 from mok_torch.self_test import run_on_ranks
 
 
-def make_layer(member) -> MoELayer:
-    layer = MoELayer(16, 24, num_experts=4, top_k=2, scoring="sigmoid", group=member)
+def make_layer(member, **options) -> MoELayer:
+    layer = MoELayer(16, 24, num_experts=4, top_k=2, scoring="sigmoid", group=member, **options)
     layer.router.weight.data.fill_(1.0)  # the same on every rank
     return layer
 
@@ -39,3 +39,41 @@ def test_biases_that_have_drifted_apart_are_noticed():
             layer.full_state_dict()
 
     run_on_ranks(work, 2)
+
+
+@pytest.mark.parametrize("name", ["w_gate", "w_up", "w_down", "gate_weight"])
+def test_shared_experts_that_have_drifted_apart_are_noticed(name):
+    """By one bit of one weight, or by two weights that have changed places."""
+
+    def swap(weights):
+        weights[..., :2] = weights[..., :2].flip(-1)
+
+    def flip_a_bit(weights):
+        weights.view(torch.int32)[..., 5] ^= 1
+
+    def work(member, rank):
+        layer = make_layer(member, shared_intermediate_size=8, shared_gate=True)
+        generator = torch.Generator().manual_seed(0)  # threads share PyTorch's
+        for parameter in layer.shared_expert.parameters():
+            parameter.data.normal_(generator=generator)
+        weights = getattr(layer.shared_expert, name).data
+        before = weights.clone()
+        for change in (swap, flip_a_bit):
+            if rank == 2:
+                change(weights)
+            with pytest.raises(
+                ValueError, match="the shared expert on rank 2 is not that on rank 0"
+            ):
+                layer.full_state_dict()
+            weights.copy_(before)
+            layer.full_state_dict()
+
+    run_on_ranks(work, 3)
+
+
+def test_digests_do_not_depend_on_how_many_words_are_taken_at_once(monkeypatch):
+    tensor = torch.randn(3, 1001).bfloat16()
+    expected = full_state._digest_of_tensor(tensor)
+    monkeypatch.setattr(full_state, "_WORDS_AT_ONCE", 7)
+    assert full_state._digest_of_tensor(tensor) == expected
+    assert full_state._digest_of_tensor(tensor.flip(0)) != expected

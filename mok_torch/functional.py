@@ -139,6 +139,12 @@ def moe(
         return _moe(arguments, *options, gradient_accumulation_fusion)
     if gradient_accumulation_fusion:
         return _fused_out_of_graphs(arguments, *options, gradient_accumulation_fusion)
+    if swiglu_limit is not None and type(swiglu_limit) not in (int, float):
+        # A compiler makes tensors of NumPy's numbers.
+        raise TypeError(
+            "swiglu_limit: expected a float, an int or None where torch.compile traces moe, got "
+            f"{type(swiglu_limit).__name__}"
+        )
     inputs = _operator_inputs(arguments, shared, workspace, config, num_experts)
     return moe_forward(*inputs, swiglu_limit)[0]
 

@@ -5,14 +5,17 @@ All three offer the same small interface, which workspaces use when they are cre
   rank, size           this rank and the number of ranks
   ranks_in_process     ranks that share this process and its cores
   workspaces           the cache of get_workspace, which lives as long as the group
-  exchange(value, timeout_seconds)
+  exchange(call, value, timeout_seconds, resumes=False)
                        the values of all ranks, in rank order (collective); a rank that does not
-                       come in time is named by a RankTimeoutError on every other
+                       come in time is named by a RankTimeoutError on every other, ranks that have
+                       made different calls all raise ValueError (StoreMeetings.exchange)
   host_record()        what create_engine needs from every rank, to be exchanged
   create_engine(...)   the C++ workspace of this rank (collective)
-  leave_notice(name, text), find_notice(name)
-                       the first text that a rank has left under that name, for ranks that come
-                       late; None: there is none
+  enter_engine(call)   says which call of the engine this rank is in; None: in none
+  give_up(name, text)  tells the other ranks that this one has waited in vain in the engine, for
+                       the first time in the workspace of that name; what they have called instead
+  find_notice(name)    the first such text of the workspace, for ranks that come late, or None
+  era                  changes when this rank hears of a failure
   shares_device        whether the ranks, threads of this process, run on one GPU in turn
   device_heap(...)     zeroed GPU memory of this rank that all ranks can access (collective)
 
@@ -21,9 +24,12 @@ Layers never use it: their ranks meet in the engine's own handshakes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 import uuid
+import warnings
 import weakref
 from typing import Any
 
@@ -32,7 +38,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mok_torch import _C
-from mok_torch.errors import RankTimeoutError
+from mok_torch.config import MoKConfig
+from mok_torch.errors import RankTimeoutError, as_shared_error
+from mok_torch.meetings import EngineCall, Failure, Position, values_of_call
 from mok_torch.scalars import as_integer
 from mok_torch.store_meetings import meetings_of
 
@@ -42,24 +50,10 @@ _distributed_workspaces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 _MAX_RANKS = 4096  # of an in-process group; as between processes
 
-# Everything that makes or grows a workspace begins with the same meeting.
+# Everything that makes or grows a workspace begins with the same meeting, which resumes what a
+# failure in the engine has interrupted.
 WORKSPACE_CALL = "a first forward, get_workspace or grow"
-
-
-def exchange_in(call: str, group: Any, value: Any, timeout_seconds: float) -> list[Any]:
-    """group.exchange, as the first one of a collective call.
-
-    Raises:
-      ValueError: on every rank, if they have made different calls. They are in step afterwards.
-    """
-    answers = group.exchange((call, value), timeout_seconds)
-    for rank, (other, _) in enumerate(answers):
-        if other != answers[0][0]:
-            raise ValueError(
-                f"ranks disagree on the collective call: rank 0 called {answers[0][0]}, "
-                f"rank {rank} called {other}"
-            )
-    return [value for _, value in answers]
+MAKING_CALL = "the rest of a first forward, get_workspace or grow"
 
 
 class SingleRank:
@@ -71,8 +65,13 @@ class SingleRank:
     shares_device = False
     workspaces: dict = {}  # of the process
 
-    def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
-        del timeout_seconds
+    def __repr__(self):
+        return "one rank"
+
+    def exchange(
+        self, call: str, value: Any, timeout_seconds: float, *, resumes: bool = False
+    ) -> list[Any]:
+        del call, timeout_seconds, resumes
         return [value]
 
     def host_record(self) -> Any:
@@ -91,6 +90,9 @@ class SingleRank:
         return [heap], [heap.data_ptr()]
 
 
+ONE_RANK = SingleRank()
+
+
 class InProcessGroup:
     """Ranks that are threads of this process, for tests, notebooks and debugging.
 
@@ -107,35 +109,52 @@ class InProcessGroup:
     def __init__(self, size: int):
         self.size = size = as_integer("size", size, 1, _MAX_RANKS)
         self._condition = threading.Condition()
-        self._rounds: dict[int, dict[int, Any]] = {}
-        self._given_up: dict[int, str] = {}  # rounds in which a rank has waited in vain
-        self._notices: dict[str, str] = {}
+        self._rounds: dict[Position, dict[int, tuple[str, Any]]] = {}
+        self._failures: dict[Position, Failure] = {}  # of rounds
+        self._ends: dict[int, str] = {}  # of eras: why a rank gave up in the engine
+        self._notices: dict[str, tuple[int, str]] = {}  # era and text, by the workspace's name
         self._members = [InProcessMember(self, rank) for rank in range(size)]
 
     def member(self, rank: int) -> InProcessMember:
         """The group as rank `rank` sees it."""
         return self._members[as_integer("rank", rank, 0, self.size - 1)]
 
-    def _exchange(self, rank: int, round_index: int, value: Any, timeout_seconds: float):
-        with self._condition:
-            if round_index in self._given_up:
-                reason = self._given_up[round_index]
-                raise RankTimeoutError(f"rank {rank} came too late: {reason}")
-            values = self._rounds.setdefault(round_index, {})
-            values[rank] = value
+    def _place(self, at: Position, resumes: bool) -> Position:
+        """Where a rank's next round is: in a later era, if it resumes after what ended this one."""
+        while resumes and at.era in self._ends:
+            at = at.next_era()
+        return at
+
+    def _exchange(self, member: InProcessMember, at: Position, timeout_seconds: float) -> list:
+        """What all ranks have in the round; member's is there. Raises how the round has failed."""
+        answers = self._rounds[at]
+
+        def is_over() -> bool:
+            return len(answers) == self.size or at in self._failures or at.era in self._ends
+
+        self._condition.notify_all()
+        self._condition.wait_for(is_over, timeout_seconds)
+        call = answers[member.rank][0]
+        if at in self._failures or len(answers) < self.size:
+            missing = sorted(set(range(self.size)) - set(answers))
+            inside = [(rank, self._members[rank].engine_call) for rank in missing]
+            calls = [f"rank {rank} was last in {engine}" for rank, engine in inside if engine]
+            note = f" ({', '.join(calls)})" if calls else ""
+            reason = self._ends.get(at.era, "")
+            failure = Failure(missing, call, timeout_seconds, reason, note)
+            failure = self._failures.setdefault(at, failure)
             self._condition.notify_all()
-            complete = self._condition.wait_for(lambda: len(values) == self.size, timeout_seconds)
-            if not complete:
-                missing = sorted(set(range(self.size)) - set(values))
-                reason = (
-                    f"rank {rank}: ranks {missing} of the in-process group did not come within "
-                    f"{timeout_seconds} s"
-                )
-                self._given_up.setdefault(round_index, reason)
-                raise RankTimeoutError(reason)
-            # A rank enters round n + 1 only after it has left round n: n - 1 is over for all.
-            self._rounds.pop(round_index - 1, None)
-            return [values[peer] for peer in range(self.size)]
+            raise RankTimeoutError(failure.text(member.rank, call, "the in-process group"))
+        # A rank enters a round only after it has left the one before: earlier ones are over.
+        for earlier in [other for other in self._rounds if other < at]:
+            del self._rounds[earlier]
+        return [answers[peer] for peer in range(self.size)]
+
+    def _calls_at(self, at: Position) -> str:
+        """Says what the ranks have called that are in that round."""
+        waiting = sorted(self._rounds.get(at, {}).items())
+        calls = [f"rank {rank} called {call}" for rank, (call, _) in waiting]
+        return f" ({', '.join(calls)})" if calls else ""
 
 
 class InProcessMember:
@@ -148,23 +167,50 @@ class InProcessMember:
         self.ranks_in_process = group.size
         self.shares_device = group.size > 1
         self.workspaces: dict = {}
-        self._round = 0
+        self.engine_call: EngineCall | None = None
+        self._next = Position(0, 0)
 
-    def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
-        """The values of all ranks, in rank order. Collective."""
-        round_index = self._round
-        self._round += 1
-        return self.group._exchange(self.rank, round_index, value, timeout_seconds)
+    @property
+    def era(self) -> int:
+        return self._next.era
+
+    def exchange(
+        self, call: str, value: Any, timeout_seconds: float, *, resumes: bool = False
+    ) -> list[Any]:
+        """The values of all ranks, in rank order. Collective. See StoreMeetings.exchange."""
+        group = self.group
+        with group._condition:
+            at = group._place(self._next, resumes)
+            self._next = at.next_era()  # unless all come
+            group._rounds.setdefault(at, {})[self.rank] = (call, value)
+            answers = group._exchange(self, at, timeout_seconds)
+            self._next = at.following()
+        return values_of_call(answers)
+
+    def enter_engine(self, call: str | None):
+        self.engine_call = None if call is None else EngineCall(call, time.time())
+
+    def give_up(self, name: str, text: str) -> str:
+        """See StoreMeetings.give_up."""
+        group = self.group
+        with group._condition:
+            at, self._next = self._next, self._next.next_era()
+            calls = group._calls_at(at)
+            group._notices.setdefault(name, (at.era, text + calls))
+            group._ends.setdefault(at.era, text + calls)
+            group._condition.notify_all()
+        return calls
+
+    def find_notice(self, name: str) -> str | None:
+        """See StoreMeetings.find_notice."""
+        era, text = self.group._notices.get(name, (-1, None))
+        if era == self._next.era:
+            self._next = self._next.next_era()
+        return text
 
     def host_record(self) -> Any:
         # Rank 0's handle serves all; the others' cost nothing.
         return {"handle": _C.InProcessGroup(self.size), "name": f"mok-{uuid.uuid4().hex}"}
-
-    def leave_notice(self, name: str, text: str):
-        self.group._notices.setdefault(name, text)
-
-    def find_notice(self, name: str) -> str | None:
-        return self.group._notices.get(name)
 
     def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
         if self.size == 1:
@@ -179,7 +225,7 @@ class InProcessMember:
         """See SingleRank.device_heap. All ranks share one GPU."""
         own = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)
-        heaps = self.exchange(own, timeout_seconds)
+        heaps = self.exchange(MAKING_CALL, own, timeout_seconds)
         for rank, heap in enumerate(heaps):
             if heap.device != heaps[0].device:
                 raise ValueError(
@@ -194,13 +240,16 @@ class DistributedGroup:
 
     ranks_in_process = 1
     shares_device = False
+    was_made = False  # one, in this process
 
     def __init__(self, group: dist.ProcessGroup):
+        DistributedGroup.was_made = True
         self._group = weakref.ref(group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise _not_a_member()
+        self._known_meetings = weakref.ref(meetings_of(group))  # as long as the group lives
 
     @property
     def workspaces(self) -> dict:
@@ -214,18 +263,33 @@ class DistributedGroup:
             raise RuntimeError("the process group of this workspace has been destroyed")
         return group
 
-    def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
-        """The values of all ranks, in rank order. Collective."""
-        return meetings_of(self.group).exchange(value, timeout_seconds)
+    @property
+    def era(self) -> int:
+        meetings = self._known_meetings()
+        return 0 if meetings is None else meetings.era
+
+    def exchange(
+        self, call: str, value: Any, timeout_seconds: float, *, resumes: bool = False
+    ) -> list[Any]:
+        """See StoreMeetings.exchange."""
+        return meetings_of(self.group).exchange(call, value, timeout_seconds, resumes=resumes)
 
     def host_record(self) -> Any:
         return {"memory": _shared_memory_identity(), "name": f"mok-{uuid.uuid4().hex}"}
 
-    def leave_notice(self, name: str, text: str):
-        meetings_of(self.group).leave_notice(name, text)
+    def enter_engine(self, call: str | None):
+        if (meetings := self._known_meetings()) is not None:
+            meetings.enter_engine(None if call is None else EngineCall(call, time.time()))
+
+    def give_up(self, name: str, text: str) -> str:
+        """See StoreMeetings.give_up."""
+        meetings = self._known_meetings()
+        return "" if meetings is None else meetings.give_up(name, text)
 
     def find_notice(self, name: str) -> str | None:
-        return meetings_of(self.group).find_notice(name)
+        """See StoreMeetings.find_notice."""
+        meetings = self._known_meetings()
+        return None if meetings is None else meetings.find_notice(name)
 
     def create_engine(self, shape, records, timeout_seconds: float) -> _C.Workspace:
         for peer, record in enumerate(records):
@@ -244,7 +308,7 @@ class DistributedGroup:
         """See SingleRank.device_heap. PyTorch's symmetric memory, over NVLink."""
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        identities = self.exchange(_device_identity(device), timeout_seconds)
+        identities = self.exchange(MAKING_CALL, _device_identity(device), timeout_seconds)
         for rank, identity in enumerate(identities):
             first = identities.index(identity)
             if first != rank:
@@ -260,7 +324,7 @@ class DistributedGroup:
         torch.cuda.synchronize(device)
         mapped = symmetric_memory.rendezvous(heap, self.group.group_name)
         # Every rank's zeros are in place before any rank goes on.
-        self.exchange(None, timeout_seconds)
+        self.exchange(MAKING_CALL, None, timeout_seconds)
         return [heap, mapped], list(mapped.buffer_ptrs)
 
 
@@ -287,11 +351,51 @@ def _not_a_member() -> ValueError:
     )
 
 
+def warn_of_no_group(what: str):
+    """Warns where None is most likely torch.distributed.group.WORLD before there is one."""
+    size = os.environ.get("WORLD_SIZE", "")  # of torchrun and its like
+    if not (size.isdecimal() and int(size) > 1 and dist.is_available()):
+        return
+    if not dist.is_initialized() and not DistributedGroup.was_made:
+        warnings.warn(
+            f"{what}: group is None, which makes it a layer of one rank, but WORLD_SIZE is {size} "
+            "and torch.distributed has no process group yet: until init_process_group, "
+            "torch.distributed.group.WORLD is None. Leave group out where one rank is meant",
+            stacklevel=3,
+        )
+
+
+@contextlib.contextmanager
+def raising_on_every_rank(group, config, meets: bool = True):
+    """Sends an error that the block raises to the others, which then wait in get_workspace.
+
+    Args:
+      group: as as_group has made it.
+      config: its timeout_seconds counts, if it is a MoKConfig at all.
+      meets: False: nobody waits.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not meets:
+            raise
+        try:
+            timeout_seconds = config.timeout_seconds
+        except Exception:  # the config itself may be what is wrong
+            timeout_seconds = MoKConfig().timeout_seconds
+        try:
+            shared = as_shared_error(error)[0]
+            group.exchange(WORKSPACE_CALL, shared, timeout_seconds, resumes=True)
+        except Exception as unheard:
+            raise error from unheard
+        raise
+
+
 def as_group(group) -> SingleRank | InProcessMember | DistributedGroup:
     """None, an InProcessMember or a torch.distributed group as this module's interface."""
     if group is None:
-        return SingleRank()
-    if isinstance(group, InProcessMember):
+        return ONE_RANK
+    if isinstance(group, (InProcessMember, SingleRank)):
         return group
     if isinstance(group, InProcessGroup):
         raise TypeError("group: pass InProcessGroup(size).member(rank), not the group itself")

@@ -18,15 +18,15 @@ from mok_torch.checks import (
 )
 from mok_torch.config import MoKConfig
 from mok_torch.dtypes import as_dtype
-from mok_torch.errors import as_shared_error
 from mok_torch.experts import Experts, SharedExpert, cast, draw, expert_range, output_gate
 from mok_torch.fan_out import fan_out
 from mok_torch.groups import (
-    WORKSPACE_CALL,
+    ONE_RANK,
     DistributedGroup,
     SingleRank,
     as_group,
-    exchange_in,
+    raising_on_every_rank,
+    warn_of_no_group,
 )
 from mok_torch.router import (
     Router,
@@ -75,8 +75,9 @@ class MoELayer(nn.Module):
       shared_intermediate_size: I_s of the shared expert, a multiple of 8; 0: there is none.
       shared_gate: multiply the shared expert's output by sigmoid(gate_weight x).
       swiglu_limit: clamp of the experts' gate and up projections; None: none.
-      group: the ranks: None (this one alone), a torch.distributed process group, or a member of
-        InProcessGroup.
+      group: the ranks: a torch.distributed process group, or a member of InProcessGroup; left out
+        or None: this one alone. (None warns where it is likely to be a mistake: torch.distributed's
+        group.WORLD is None until init_process_group.)
       gradient_block: None: the router and the shared expert take all tokens at once. N: N tokens
         at a time, and their gradients are added in a tree over these blocks (fan_out.py): summed
         over the ranks with tree_sum they have the same bits for every EP size that splits the
@@ -113,7 +114,7 @@ class MoELayer(nn.Module):
         shared_intermediate_size: int = 0,
         shared_gate: bool = False,
         swiglu_limit: float | None = None,
-        group=None,
+        group=ONE_RANK,
         gradient_block: int | None = None,
         gradient_accumulation_fusion: bool = False,
         max_tokens_per_rank: int | None = None,
@@ -123,26 +124,54 @@ class MoELayer(nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        router_config = RouterConfig(
-            num_experts=num_experts,
-            top_k=top_k,
-            scoring=scoring,
-            norm_topk_prob=norm_topk_prob,
-            routed_scaling_factor=routed_scaling_factor,
-            n_group=n_group,
-            topk_group=topk_group,
-            expert_bias=expert_bias,
-        )
-        hidden_size = _check_size("hidden_size", hidden_size, 8)
-        intermediate_size = _check_size("intermediate_size", intermediate_size, 8)
-        shared_intermediate_size = _check_size(
-            "shared_intermediate_size", shared_intermediate_size, 0
-        )
-        if as_flag("shared_gate", shared_gate) and shared_intermediate_size == 0:
-            raise ValueError("shared_gate needs a shared expert: shared_intermediate_size is 0")
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        as_dtype("dtype", dtype, PRECISIONS.values())
-        device = as_device(device)
+        if group is None:
+            warn_of_no_group("MoELayer")
+        self.group = as_group(group)
+        self._workspace: functional.Workspace | None = None
+        is_collective = max_tokens_per_rank is not None
+        # The other ranks then wait in reserve, whatever goes wrong here.
+        with raising_on_every_rank(self.group, config, is_collective):
+            router_config = RouterConfig(
+                num_experts=num_experts,
+                top_k=top_k,
+                scoring=scoring,
+                norm_topk_prob=norm_topk_prob,
+                routed_scaling_factor=routed_scaling_factor,
+                n_group=n_group,
+                topk_group=topk_group,
+                expert_bias=expert_bias,
+            )
+            hidden_size = _check_size("hidden_size", hidden_size, 8)
+            intermediate_size = _check_size("intermediate_size", intermediate_size, 8)
+            shared_intermediate_size = _check_size(
+                "shared_intermediate_size", shared_intermediate_size, 0
+            )
+            if as_flag("shared_gate", shared_gate) and shared_intermediate_size == 0:
+                raise ValueError("shared_gate needs a shared expert: shared_intermediate_size is 0")
+            dtype = torch.get_default_dtype() if dtype is None else dtype
+            as_dtype("dtype", dtype, PRECISIONS.values())
+            device = as_device(device)
+            self._set_options(
+                swiglu_limit, config, precision, dtype, gradient_block, gradient_accumulation_fusion
+            )
+            factory = {"dtype": dtype, "device": device}
+            self.router = Router(hidden_size, router_config, device=device)
+            owned = self.owned_experts(self.group.rank)
+            self.experts = Experts(hidden_size, intermediate_size, owned, **factory)
+            self.shared_expert = None
+            if shared_intermediate_size:
+                self.shared_expert = SharedExpert(
+                    hidden_size, shared_intermediate_size, shared_gate, **factory
+                )
+            load = torch.zeros(num_experts, dtype=torch.int64, device=device)
+            self.register_buffer("expert_load", load, persistent=False)
+            self.reset_parameters()
+        if is_collective:
+            self.reserve(max_tokens_per_rank)
+
+    def _set_options(
+        self, swiglu_limit, config, precision, dtype, gradient_block, gradient_accumulation_fusion
+    ) -> None:
         self.precision = _check_precision(precision, dtype)
         self.swiglu_limit = check_swiglu_limit(swiglu_limit) or None
         self.config = MoKConfig() if config is None else config
@@ -159,23 +188,6 @@ class MoELayer(nn.Module):
                 f"gradient_block: expected None with gradient_accumulation_fusion, got "
                 f"{self.gradient_block}"
             )
-        self.group = as_group(group)
-        self._workspace: functional.Workspace | None = None
-
-        factory = {"dtype": dtype, "device": device}
-        self.router = Router(hidden_size, router_config, device=device)
-        owned = self.owned_experts(self.group.rank)
-        self.experts = Experts(hidden_size, intermediate_size, owned, **factory)
-        self.shared_expert = None
-        if shared_intermediate_size:
-            self.shared_expert = SharedExpert(
-                hidden_size, shared_intermediate_size, shared_gate, **factory
-            )
-        load = torch.zeros(num_experts, dtype=torch.int64, device=device)
-        self.register_buffer("expert_load", load, persistent=False)
-        self.reset_parameters()
-        if max_tokens_per_rank is not None:
-            self.reserve(max_tokens_per_rank)
 
     @property
     def hidden_size(self) -> int:
@@ -196,10 +208,8 @@ class MoELayer(nn.Module):
         first forward when ranks pass more tokens later than at first (a forward with too many
         raises ValueError), and before torch.compile, which cannot trace it.
         """
-        try:
+        with raising_on_every_rank(self.group, self.config):
             tokens = as_integer("max_tokens_per_rank", max_tokens_per_rank, 0, MAX_SIZE)
-        except Exception as error:
-            self._raise_in_meeting(error)
         if self.group.size == 1:
             return  # functional.moe grows the workspace of a single rank itself
         # Held weakly by self.group: a layer must not keep a process group from being destroyed.
@@ -242,7 +252,7 @@ class MoELayer(nn.Module):
             except Exception as error:
                 self._raise_on_every_rank(error)
         if self._workspace is None and self.group.size > 1:
-            self.reserve(arguments["x"].shape[0])
+            _reserve_untraced(self, arguments["x"].shape[0])
         with torch.autocast(x.device.type, enabled=False):
             out = functional.moe(
                 **arguments,
@@ -269,13 +279,8 @@ class MoELayer(nn.Module):
         if self._workspace is not None:
             with self._workspace.reporting_errors(_C.OP_SCHEDULE):
                 raise problem
-        self._raise_in_meeting(problem)
-
-    def _raise_in_meeting(self, problem: Exception) -> NoReturn:
-        """Raises here and in the others, which are in get_workspace: it takes an exception."""
-        shared = as_shared_error(problem)[0]
-        exchange_in(WORKSPACE_CALL, self.group, shared, self.config.timeout_seconds)
-        raise problem
+        with raising_on_every_rank(self.group, self.config):
+            raise problem
 
     def _prepare(self, x: Tensor) -> tuple[dict[str, Any], Tensor | None]:
         """What a forward does on this rank alone, before the ranks meet.
@@ -348,8 +353,8 @@ class MoELayer(nn.Module):
 
     def global_expert_load(self) -> Tensor:
         """expert_load summed over the ranks of the group. Collective."""
-        loads = exchange_in(
-            "global_expert_load", self.group, self.expert_load.tolist(), self.config.timeout_seconds
+        loads = self.group.exchange(
+            "global_expert_load", self.expert_load.tolist(), self.config.timeout_seconds
         )
         return torch.tensor(loads, device="cpu").sum(dim=0)
 
@@ -396,6 +401,14 @@ class MoELayer(nn.Module):
     def extra_repr(self) -> str:
         rank = f"rank={self.group.rank} of {self.group.size}"
         return f"{rank}, precision={self.precision!r}, swiglu_limit={self.swiglu_limit}"
+
+
+@torch.compiler.disable(
+    reason="several ranks meet on the host to make a workspace: call MoELayer.reserve(tokens), or "
+    "pass max_tokens_per_rank, before a compiled forward"
+)
+def _reserve_untraced(layer: MoELayer, tokens: int) -> None:
+    layer.reserve(tokens)
 
 
 def _check_size(name: str, value: int, lowest: int) -> int:

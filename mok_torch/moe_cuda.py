@@ -188,7 +188,7 @@ class _Moe(torch.autograd.Function):
             return (None,) * (2 + _NUM_INPUTS)
         run, needed = ctx.run, ctx.needs_input_grad[2:]
         try:
-            saved = ctx.saved_tensors  # hooks may run, and fail
+            saved = custom_ops.saved_tensors_of(ctx)  # hooks may run, and fail
             kept, ctx.kept_macrobatches = ctx.kept_macrobatches, 0  # the pass overwrites the ring
             with torch.no_grad():
                 gradients = _backward(run, d_out, saved, needed, kept, ctx.weights)

@@ -52,7 +52,7 @@ class _IntoMainGrads(torch.autograd.Function):
         if d_out is None:
             return nothing
         with reporting_errors_of(ctx.workspace, _C.OP_BACKWARD):  # hooks may run, and fail
-            tensors = ctx.saved_tensors  # once: a checkpoint's are there once
+            tensors = custom_ops.saved_tensors_of(ctx)  # once: a checkpoint's are there once
         inputs, saved = tensors[:9], tensors[9:]
         x, topk_weight, *_, scale = inputs
 

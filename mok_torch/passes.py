@@ -160,7 +160,7 @@ def run_forward(call: LayerCall, out: Tensor):
     args.differentiated = call.plan.differentiated
     args.clear_spare_rows = not _is_sparse(call.layer, call.ring.x.shape[0])
     config = call.engine_config(call.plan.fwd_num_comm)
-    with call.workspace.host_call():
+    with call.workspace.host_call("a forward"):
         _C.forward(call.workspace.engine, config, call.schedule, args)
 
 
@@ -182,7 +182,7 @@ def run_backward(call: LayerCall, d_out: Tensor, kept_macrobatches: int, grads: 
     args.d_routed.set(*_grads_struct(grads.routed))
     args.d_shared.set(*_grads_struct(grads.shared))
     config = call.engine_config(call.plan.bwd_num_comm)
-    with call.workspace.host_call():
+    with call.workspace.host_call("a backward"):
         _C.backward(call.workspace.engine, config, call.schedule, args)
 
 
@@ -229,7 +229,7 @@ def build_schedule(
         experts = (num_local_experts, num_experts)
         return cuda_passes.build_schedule(workspace, plan, topk_idx, *experts)[0]
     config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
-    with workspace.host_call():
+    with workspace.host_call("a forward or build_schedule"):
         return _C.Schedule.build(
             workspace.engine,
             config,

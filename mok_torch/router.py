@@ -231,8 +231,16 @@ class Router(nn.Module):
         return self.route(ops.router_logits(x, self.weight))
 
     def route(self, logits: Tensor) -> Routes:
-        """Routes of tokens whose fp32 logits [T, E] are known."""
-        return route(logits, self.config, self.expert_bias)
+        """Routes of tokens whose fp32 logits [T, E] are known.
+
+        Raises:
+          ValueError: the expert bias is not finite (on a GPU nobody waits to look).
+        """
+        bias = self.expert_bias
+        on_cpu = bias is not None and bias.device.type == "cpu"
+        if on_cpu and not torch.compiler.is_compiling() and not bool(bias.isfinite().all()):
+            raise ValueError(f"router.expert_bias: expected finite numbers, got {bias.tolist()}")
+        return route(logits, self.config, bias)
 
     @torch.no_grad()
     def update_expert_bias(self, load: Tensor, rate: float = 1e-3) -> None:

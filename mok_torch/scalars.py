@@ -71,8 +71,17 @@ def as_flag(name: str, value: Any, *, optional: bool = False) -> bool | None:
 
 
 def as_choice(name: str, value: Any, choices: Container[str], *, optional: bool = False):
-    """The value, if it is one of the names; None if optional. ValueError: it is something else."""
-    if (isinstance(value, str) and value in choices) or (optional and value is None):
-        return value
+    """The value, if it is one of the names; None if optional.
+
+    Raises:
+      TypeError: it is no str. ValueError: it is another one.
+    """
+    if optional and value is None:
+        return None
     expected = "None or one of" if optional else "one of"
-    raise ValueError(f"{name}: expected {expected} {tuple(choices)}, got {value!r}")
+    text = f"{name}: expected {expected} {tuple(choices)}, got"
+    if not isinstance(value, str):
+        raise TypeError(f"{text} {type(value).__name__}: {value!r}")
+    if value not in choices:
+        raise ValueError(f"{text} {value!r}")
+    return value

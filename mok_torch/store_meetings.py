@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mok_torch.errors import RankTimeoutError
+from mok_torch.meetings import CallWatch, EngineCall, Failure, Position, values_of_call
 
 # Ranks usually come within a millisecond of each other; the store is asked less often later.
 _FIRST_PAUSE_SECONDS = 20e-6
@@ -27,6 +28,7 @@ _LAST_PAUSE_SECONDS = 5e-3
 # How much longer than the timeout the store may take to answer.
 _GRACE_SECONDS = 2.0
 _COMPLETE = "complete"
+_GROUP = "the process group"
 
 # Of each group. Nothing in it refers to its group.
 _meetings_of_group: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -71,13 +73,13 @@ def _keeper_of(store: dist.Store, group: dist.ProcessGroup) -> int | None:
 class StoreMeetings:
     """Numbered meetings of ranks through a store that all of them reach.
 
-    In a meeting each rank posts its value and waits for the others'. Whether all came is decided
-    once, by whoever is first to see or to miss them all (compare_set): either every rank gets all
-    values, or every rank raises, one that comes too late included. So the ranks stay in step, and
-    may meet again.
+    In a meeting each rank posts its call and its value and waits for the others'. Whether all came
+    is decided once, by whoever is first to see or to miss them all (compare_set): either every rank
+    gets all values, or every rank raises, one that comes too late included. A failure begins a new
+    era (Position), so the ranks stay in step, and may meet again.
 
-    Keys live under "mok/<incarnation>/<meeting>/". A rank posts for meeting n + 1 only after it has
-    read n, so whoever completes n + 1 may delete what it posted for n.
+    Keys live under "mok/<incarnation>/<era>/<meeting>/". A rank posts for a meeting only after it
+    has read the one before, so whoever completes one may delete what it posted for earlier ones.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, keeper: int | None):
@@ -90,18 +92,37 @@ class StoreMeetings:
         self._rank = rank
         self._size = size
         self._keeper = keeper
-        self._next_meeting = 0
-        self._posted: list[str] = []  # own keys in the store, of this meeting and earlier ones
+        self._next = Position(0, 0)
+        # The last meeting, while this rank does not know how it has ended: whatever failed, the
+        # other ranks count it.
+        self._undecided: _Meeting | None = None
+        self._posted: list[tuple[Position, str]] = []  # own keys in the store
+        self._watch = CallWatch(self._tell)
 
-    def exchange(self, value: Any, timeout_seconds: float) -> list[Any]:
+    @property
+    def era(self) -> int:
+        """How many failures this rank has heard of."""
+        return self._next.era
+
+    def exchange(
+        self, call: str, value: Any, timeout_seconds: float, *, resumes: bool = False
+    ) -> list[Any]:
         """The values of all ranks, in rank order. Collective.
+
+        Args:
+          call: what all ranks have called, for errors.
+          resumes: the call makes what ranks need after one of them has given up in the engine: if
+            one has, and this rank has not heard of it, that is no error.
 
         Raises:
           RankTimeoutError: on every rank, when one does not come within the timeout of another.
+          ValueError: on every rank, if they have made different calls.
         """
-        index = self._next_meeting
-        self._next_meeting += 1  # whatever fails: the other ranks count this meeting
-        meeting = _Meeting(index, timeout_seconds, pickle.dumps(value))
+        meeting = _Meeting(call, timeout_seconds, resumes, self._next)
+        if self._undecided is not None and self._undecided.at.era == self._next.era:
+            meeting.after = self._undecided
+        self._undecided = meeting
+        meeting.payload = pickle.dumps((call, value))
         # In a thread: a call of a store whose process is stopped, not dead, never returns.
         thread = threading.Thread(target=self._run, args=(meeting,), daemon=True)
         thread.start()
@@ -111,54 +132,128 @@ class StoreMeetings:
             meeting.abandoned = True
         if meeting.error is not None:
             raise meeting.error
+        if meeting.failure is not None:
+            self._undecided, self._next = None, meeting.at.next_era()
+            raise RankTimeoutError(meeting.failure.text(self._rank, call, _GROUP))
         if meeting.values is None:
             raise RankTimeoutError(f"{self._store_is_gone()}: no answer in {timeout_seconds} s")
-        return [pickle.loads(posted) for posted in meeting.values]
+        self._undecided, self._next = None, meeting.at.following()
+        return values_of_call([pickle.loads(posted) for posted in meeting.values])
 
-    def leave_notice(self, name: str, text: str):
-        """Leaves a text for ranks that come late, unless one is there. Not collective."""
-        _in_time(lambda: self._open_store().compare_set(f"notice/{name}", "", text))
+    def give_up(self, name: str, text: str) -> str:
+        """Tells the others that this rank has waited in vain in the engine. Not collective.
+
+        It ends the era. Ranks that are in a meeting raise; others find_notice(name).
+
+        Returns:
+          What the other ranks have called instead, as far as they wait in a meeting; for errors.
+        """
+        at, self._next = self._next, self._next.next_era()
+
+        def tell() -> str:
+            calls = self._calls_at(at)
+            told = text + calls
+            self._store.compare_set(f"notice/{name}", "", json.dumps([at.era, told]))
+            self._posted.append((at, _end_key(at.era)))
+            self._store.compare_set(_end_key(at.era), "", told)
+            return calls
+
+        return _in_time(tell) or ""
 
     def find_notice(self, name: str) -> str | None:
-        """What leave_notice left, or None. Not collective."""
+        """What the first rank has left under that name in give_up, or None. Not collective."""
 
         def find() -> str | None:
             store, key = self._open_store(), f"notice/{name}"
             return store.get(key).decode() if store.check([key]) else None
 
-        return _in_time(find)
+        notice = _in_time(find)
+        if notice is None:
+            return None
+        era, text = json.loads(notice)
+        if era == self._next.era:  # now this rank has heard of it
+            self._next = self._next.next_era()
+        return text
+
+    def enter_engine(self, call: EngineCall | None):
+        """Says in which call of the engine this rank is from now on, for errors of the others."""
+        self._watch.set_current(call)
+
+    def _tell(self, engine_call: str):
+        self._open_store().set(f"engine/{self._rank}", engine_call)
 
     def _run(self, meeting: _Meeting):
         try:
-            meeting.values = self._meet(meeting)
+            self._meet(meeting)
         except dist.DistNetworkError as error:
             meeting.error = RankTimeoutError(f"{self._store_is_gone()}: {error}")
             meeting.error.__cause__ = error
         except Exception as error:  # raised by the thread that waits
             meeting.error = error
 
-    def _meet(self, meeting: _Meeting) -> list[bytes]:
+    def _meet(self, meeting: _Meeting):
+        """Leaves in the meeting how it has ended, and where it was."""
         store = self._open_store()
-        self._post(meeting.key(self._rank), meeting.payload)
+        self._find_place(meeting)
+        at = meeting.at
+        if meeting.abandoned:
+            return
+        self._post(at, _key(at, self._rank), meeting.payload)
         if self._rank == 0:
-            self._posted.append(meeting.verdict_key)
-        keys = [meeting.key(peer) for peer in range(self._size)]
-        missing = self._await(keys, meeting, meeting.verdict_key)
-        claim = json.dumps([missing, meeting.timeout_seconds]) if missing else _COMPLETE
-        verdict = store.compare_set(meeting.verdict_key, "", claim).decode()
-        if verdict != _COMPLETE:
-            missing, waited = json.loads(verdict)
-            late = " came too late" if self._rank in missing else ""
-            raise RankTimeoutError(
-                f"rank {self._rank}{late}: ranks {missing} of the process group did not come "
-                f"within {waited:g} s{self._who_is_elsewhere(missing)}"
-            )
+            self._posted.append((at, _verdict_key(at)))
+        keys = [_key(at, peer) for peer in range(self._size)]
+        missing = self._await(keys, meeting, until_decided=True)
+        verdict = self._claim(at, self._describe(missing, meeting) if missing else None)
+        if verdict is not None:
+            meeting.failure = verdict
+            return
         if store.has_extended_api():
             values = store.multi_get(keys)
         else:
             values = [store.get(key) for key in keys]
         self._leave(meeting)
-        return values
+        meeting.values = values
+
+    def _find_place(self, meeting: _Meeting):
+        """Finds out which meeting this is, if the last one is undecided, or the era has ended."""
+        if meeting.after is not None:
+            self._find_place(meeting.after)
+            last, meeting.after = meeting.after, None
+            unheard = Failure([self._rank], last.call, last.timeout_seconds)
+            failed = self._claim(last.at, unheard) is not None
+            meeting.at = last.at.next_era() if failed else last.at.following()
+        while meeting.resumes and self._store.check([_end_key(meeting.at.era)]):
+            meeting.at = meeting.at.next_era()
+
+    def _claim(self, at: Position, failure: Failure | None) -> Failure | None:
+        """How the meeting has ended, which the first claim decides; None: all came."""
+        claim = _COMPLETE if failure is None else json.dumps(failure)
+        verdict = self._store.compare_set(_verdict_key(at), "", claim).decode()
+        return None if verdict == _COMPLETE else Failure(*json.loads(verdict))
+
+    def _describe(self, missing: list[int], meeting: _Meeting) -> Failure:
+        end = _end_key(meeting.at.era)
+        reason = self._store.get(end).decode() if self._store.check([end]) else ""
+        note = "" if reason else self._in_engine(missing) + self._elsewhere(missing)
+        return Failure(missing, meeting.call, meeting.timeout_seconds, reason, note)
+
+    def _calls_at(self, at: Position) -> str:
+        """Says what the other ranks have called that are in that meeting."""
+        store, calls = self._open_store(), []
+        for peer in range(self._size):
+            if peer != self._rank and store.check([_key(at, peer)]):
+                calls.append(f"rank {peer} called {pickle.loads(store.get(_key(at, peer)))[0]}")
+        return f" ({', '.join(calls)})" if calls else ""
+
+    def _in_engine(self, ranks: list[int]) -> str:
+        """Says which of them are in a call of the engine, as far as they have told."""
+        calls = []
+        for rank in ranks:
+            key = f"engine/{rank}"
+            told = self._store.get(key).decode() if self._store.check([key]) else ""
+            if told:
+                calls.append(f"rank {rank} was last in {told}")
+        return f" ({', '.join(calls)})" if calls else ""
 
     def _open_store(self) -> dist.Store:
         """The part of the group's store for this incarnation of the group, counted once."""
@@ -170,7 +265,7 @@ class StoreMeetings:
                 self._store = dist.PrefixStore(f"mok/{self._incarnation}", self._group_store)
             return self._store
 
-    def _who_is_elsewhere(self, ranks: list[int]) -> str:
+    def _elsewhere(self, ranks: list[int]) -> str:
         """Says which of them are in another incarnation of the group, as far as the store knows."""
         store, places = self._group_store, []
         for rank in ranks:
@@ -186,17 +281,18 @@ class StoreMeetings:
             "every rank)"
         )
 
-    def _post(self, key: str, value: bytes):
-        self._posted.append(key)
+    def _post(self, at: Position, key: str, value: bytes):
+        self._posted.append((at, key))
         self._store.set(key, value)
 
-    def _await(self, keys: list[str], meeting: _Meeting, verdict_key: str | None) -> list[int]:
-        """Waits for a key of each rank, or for the verdict; the ranks that have not come."""
+    def _await(self, keys: list[str], meeting: _Meeting, *, until_decided: bool) -> list[int]:
+        """Waits for a key of each rank, or for the end of the meeting; the ranks without one."""
         pause = _FIRST_PAUSE_SECONDS
+        ends = [_verdict_key(meeting.at), _end_key(meeting.at.era)]
         while not self._store.check(keys):
-            # Asked for late: the verdict rarely comes before the keys.
-            decided = verdict_key is not None and pause == _LAST_PAUSE_SECONDS
-            if meeting.is_over() or (decided and self._store.check([verdict_key])):
+            # Asked for late: they rarely come before the keys.
+            asks = until_decided and pause == _LAST_PAUSE_SECONDS
+            if meeting.is_over() or (asks and any(self._store.check([key]) for key in ends)):
                 return [peer for peer, key in enumerate(keys) if not self._store.check([key])]
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE_SECONDS)
@@ -204,17 +300,18 @@ class StoreMeetings:
 
     def _leave(self, meeting: _Meeting):
         """Deletes what nobody reads any more, and says that this rank has read everything."""
-        stale = [key for key in self._posted if not meeting.owns(key)]
-        self._posted = [key for key in self._posted if meeting.owns(key)]
+        stale = [key for at, key in self._posted if at != meeting.at]
+        self._posted = [posted for posted in self._posted if posted[0] == meeting.at]
         for key in stale:
             self._store.delete_key(key)
         if self._keeper is None:
             return
-        self._post(meeting.left_key(self._rank), b"")
+        self._post(meeting.at, _left_key(meeting.at, self._rank), b"")
         if self._rank == self._keeper:
             # Its process may end right after this meeting, and the store with it. The next meeting
             # will miss a rank that dies meanwhile.
-            self._await([meeting.left_key(peer) for peer in range(self._size)], meeting, None)
+            keys = [_left_key(meeting.at, peer) for peer in range(self._size)]
+            self._await(keys, meeting, until_decided=False)
 
     def _store_is_gone(self) -> str:
         keeper = "none of its ranks" if self._keeper is None else f"rank {self._keeper}"
@@ -223,6 +320,26 @@ class StoreMeetings:
 
 def _incarnation_key(rank: int) -> str:
     return f"mok/incarnation/{rank}"
+
+
+def _key(at: Position, rank: int) -> str:
+    """Where a rank posts its call and value."""
+    return f"{at.era}/{at.index}/{rank}"
+
+
+def _verdict_key(at: Position) -> str:
+    """How the meeting has ended."""
+    return f"{at.era}/{at.index}/verdict"
+
+
+def _left_key(at: Position, rank: int) -> str:
+    """There once a rank has read all values."""
+    return f"{at.era}/{at.index}/{rank}/left"
+
+
+def _end_key(era: int) -> str:
+    """There once a rank has given up in the engine in that era."""
+    return f"{era}/end"
 
 
 def _in_time(ask: Callable[[], Any]) -> Any:
@@ -240,29 +357,27 @@ def _in_time(ask: Callable[[], Any]) -> Any:
 
 
 class _Meeting:
-    """One meeting as one rank sees it; shared by the thread that meets and the one that waits."""
+    """One meeting as one rank sees it; shared by the thread that meets and the one that waits.
 
-    def __init__(self, index: int, timeout_seconds: float, payload: bytes):
+    Attributes:
+      at: where it is; before the thread has begun, where it is if the last one was complete.
+      after: the last meeting, if it is not known how that has ended.
+      values, failure, error: how it has ended; all None: the store has not answered.
+      abandoned: nobody waits for the result any more.
+    """
+
+    def __init__(self, call: str, timeout_seconds: float, resumes: bool, at: Position):
+        self.call = call
         self.timeout_seconds = timeout_seconds
-        self.payload = payload
-        self.verdict_key = f"{index}/verdict"
+        self.resumes = resumes
+        self.at = at
+        self.after: _Meeting | None = None
+        self.payload = b""
         self.values: list[bytes] | None = None
+        self.failure: Failure | None = None
         self.error: Exception | None = None
         self.abandoned = False
-        self._index = index
         self._deadline = time.monotonic() + timeout_seconds
-
-    def key(self, rank: int) -> str:
-        """Where a rank posts its value."""
-        return f"{self._index}/{rank}"
-
-    def left_key(self, rank: int) -> str:
-        """There once a rank has read all values."""
-        return f"{self._index}/{rank}/left"
-
-    def owns(self, key: str) -> bool:
-        """Whether the key is one of this meeting."""
-        return key.startswith(f"{self._index}/")
 
     def is_over(self) -> bool:
         """Whether nobody waits for the result any more."""

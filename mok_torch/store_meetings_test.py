@@ -12,6 +12,7 @@ from mok_torch import RankTimeoutError
 from mok_torch.store_meetings import StoreMeetings
 
 PATIENCE = 60  # seconds, for a loaded machine
+CALL = "call"
 TIMEOUT = 2  # within which ranks come that a barrier lets go
 
 
@@ -55,7 +56,7 @@ def test_everybody_gets_every_value_and_few_keys_stay(open_store, keeper):
         meetings = StoreMeetings(store, rank, 3, keeper)
         for turn in range(20):
             value = {"rank": rank, "turn": turn, "bytes": bytes(range(256)) * rank}
-            values = meetings.exchange(value, PATIENCE)
+            values = meetings.exchange(CALL, value, PATIENCE)
             assert [value["rank"] for value in values] == [0, 1, 2]
             assert {value["turn"] for value in values} == {turn}
             assert [len(value["bytes"]) for value in values] == [0, 256, 512]
@@ -73,18 +74,18 @@ def test_a_missing_rank_is_named_and_learns_of_it_when_it_comes(open_store):
 
     def body(rank):
         meetings = StoreMeetings(open_store(), rank, 3, 1)
-        meetings.exchange("all are here", PATIENCE)
+        meetings.exchange(CALL, "all are here", PATIENCE)
         (given_up if rank == 2 else together).wait(PATIENCE)
         with pytest.raises(RankTimeoutError) as caught:
-            meetings.exchange("without 2", TIMEOUT)
+            meetings.exchange(CALL, "without 2", TIMEOUT)
         if rank != 2:
             given_up.wait(PATIENCE)
         # They are in step again.
-        assert meetings.exchange(rank, PATIENCE) == [0, 1, 2]
+        assert meetings.exchange(CALL, rank, PATIENCE) == [0, 1, 2]
         assert time.monotonic() - begin >= TIMEOUT
         return str(caught.value)
 
-    text = f"ranks [2] of the process group did not come within {TIMEOUT} s"
+    text = f"ranks [2] of the process group did not come to call within {TIMEOUT} s"
     assert on_ranks(3, body) == [
         f"rank 0: {text}",
         f"rank 1: {text}",
@@ -102,7 +103,7 @@ def test_the_shortest_timeout_ends_the_meeting_for_all(open_store):
         together.wait(PATIENCE)
         begin = time.monotonic()
         with pytest.raises(RankTimeoutError, match=rf"ranks \[2\] .* within {TIMEOUT} s"):
-            meetings.exchange(None, (TIMEOUT, PATIENCE)[rank])
+            meetings.exchange(CALL, None, (TIMEOUT, PATIENCE)[rank])
         return time.monotonic() - begin
 
     assert max(on_ranks(3, body)) < PATIENCE / 2
@@ -120,7 +121,7 @@ def test_all_ranks_share_the_verdict_however_close_it_is(open_store, seed):
         for turn in range(turns):
             time.sleep(delays.random() * 0.02)
             try:
-                assert meetings.exchange(turn, 0.01) == [turn] * 3
+                assert meetings.exchange(CALL, turn, 0.01) == [turn] * 3
                 verdicts.append(True)
             except RankTimeoutError:
                 verdicts.append(False)
@@ -136,7 +137,7 @@ def test_a_group_made_anew_on_the_same_store_finds_nothing_of_the_last(open_stor
         def body(rank, incarnation=incarnation):
             time.sleep(0.05 * rank)  # what the last one left would be there already
             meetings = StoreMeetings(open_store(), rank, 2, None)
-            return [meetings.exchange((incarnation, turn), PATIENCE) for turn in range(2)]
+            return [meetings.exchange(CALL, (incarnation, turn), PATIENCE) for turn in range(2)]
 
         expected = [[(incarnation, turn)] * 2 for turn in range(2)]
         assert on_ranks(2, body) == [expected] * 2
@@ -149,28 +150,28 @@ def test_ranks_in_different_incarnations_of_a_group_are_told_so(open_store):
     def body(rank):
         stores = [open_store() for _ in range(2)]
         first, second = (StoreMeetings(store, rank, 2, None) for store in stores)
-        first.exchange(None, PATIENCE)
+        first.exchange(CALL, None, PATIENCE)
         where = "rank 0 is in its group number 2 .*, rank 1 in its number 1"
         if rank == 1:
             where = "rank 1 is in its group number 1 .*, rank 0 in its number 2"
-        with pytest.raises(RankTimeoutError, match=rf"did not come within .*{where}"):
-            (first if rank == 1 else second).exchange(None, TIMEOUT)
+        with pytest.raises(RankTimeoutError, match=rf"did not come to call within .*{where}"):
+            (first if rank == 1 else second).exchange(CALL, None, TIMEOUT)
         told.wait(PATIENCE)
         if rank == 0:
             # In its second incarnation all the same.
-            return second.exchange(rank, PATIENCE)
-        second._next_meeting = 1  # the one that rank 0 has missed it in
-        return second.exchange(rank, PATIENCE)
+            return second.exchange(CALL, rank, PATIENCE)
+        second._next = second._next.next_era()  # rank 0 has missed it in the first
+        return second.exchange(CALL, rank, PATIENCE)
 
     assert on_ranks(2, body) == [[0, 1]] * 2
 
 
 def test_notices_reach_who_comes_late(open_store):
     first, late = (StoreMeetings(open_store(), rank, 2, None) for rank in range(2))
-    on_ranks(2, lambda rank: (first, late)[rank].exchange(None, PATIENCE))
+    on_ranks(2, lambda rank: (first, late)[rank].exchange(CALL, None, PATIENCE))
     assert late.find_notice("a workspace") is None
-    first.leave_notice("a workspace", "gone")
-    late.leave_notice("a workspace", "gone too")
+    first.give_up("a workspace", "gone")
+    late.give_up("a workspace", "gone too")
     assert first.find_notice("a workspace") == late.find_notice("a workspace") == "gone"
     assert late.find_notice("another") is None
 
@@ -180,8 +181,8 @@ def test_a_value_that_cannot_be_sent_leaves_the_ranks_in_step(open_store):
         meetings = StoreMeetings(open_store(), rank, 2, None)
         value, error = ((lambda: 0), Exception) if rank == 1 else (0, RankTimeoutError)
         with pytest.raises(error):
-            meetings.exchange(value, 0.1)
-        return meetings.exchange(rank, PATIENCE)
+            meetings.exchange(CALL, value, 0.1)
+        return meetings.exchange(CALL, rank, PATIENCE)
 
     assert on_ranks(2, body) == [[0, 1]] * 2
 
@@ -204,10 +205,10 @@ def test_a_store_that_answers_late_counts_the_group_once(monkeypatch):
     def body(rank):
         meetings = StoreMeetings(stores[rank], rank, 2, None)
         with pytest.raises(RankTimeoutError):
-            meetings.exchange("in vain", 0.1)
+            meetings.exchange(CALL, "in vain", 0.1)
         if rank == 0:
             threading.Timer(0.2, StoppedStore.released.set).start()
-        return meetings.exchange(rank, TIMEOUT)
+        return meetings.exchange(CALL, rank, TIMEOUT)
 
     assert on_ranks(2, body) == [[0, 1]] * 2
     assert StoppedStore.calls == 1
@@ -230,8 +231,91 @@ def test_a_store_that_does_not_answer_ends_in_time(monkeypatch):
     meetings = StoreMeetings(store, 1, 2, 0)
     begin = time.monotonic()
     with pytest.raises(RankTimeoutError, match="kept by rank 0, cannot be reached: no answer"):
-        meetings.exchange(None, 0.1)
+        meetings.exchange(CALL, None, 0.1)
     assert time.monotonic() - begin < PATIENCE / 2
     store.released.set()
     with pytest.raises(RankTimeoutError, match="kept by rank 0, cannot be reached: gone"):
-        meetings.exchange(None, PATIENCE)
+        meetings.exchange(CALL, None, PATIENCE)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_gives_up_in_the_engine_ends_the_wait_of_the_others(open_store, size):
+    """They are in, or come to, a meeting without rank 0; all are in step in their next one."""
+    waiting = threading.Barrier(size)
+
+    def body(rank):
+        meetings = StoreMeetings(open_store(), rank, size, None)
+        meetings.exchange(CALL, None, PATIENCE)
+        waiting.wait(PATIENCE)
+        begin = time.monotonic()
+        if rank == 0:
+            meetings.give_up("a workspace", "gone")  # perhaps before they have come
+        else:
+            ended = r"ranks \[0.*\] of the process group did not come to another call: gone"
+            with pytest.raises(RankTimeoutError, match=ended):
+                meetings.exchange("another call", None, PATIENCE)
+            assert time.monotonic() - begin < PATIENCE / 2
+        assert meetings.era == 1
+        return meetings.exchange(CALL, rank, PATIENCE)
+
+    assert on_ranks(size, body) == [list(range(size))] * size
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_who_comes_after_one_has_given_up(open_store, resumes):
+    """A call that makes things anew meets the others' next one; any other call is told."""
+    first, late = (StoreMeetings(open_store(), rank, 2, None) for rank in range(2))
+    on_ranks(2, lambda rank: (first, late)[rank].exchange(CALL, None, PATIENCE))
+    for _ in range(2):
+        first.give_up("a workspace", "gone")
+    if not resumes:
+        for _ in range(2):
+            with pytest.raises(RankTimeoutError, match=r"^rank 1: .* to a call: gone$"):
+                late.exchange("a call", None, PATIENCE)
+
+    def body(rank):
+        return (first, late)[rank].exchange(CALL, rank, PATIENCE, resumes=resumes)
+
+    assert on_ranks(2, body) == [[0, 1]] * 2
+
+
+def test_ranks_that_make_different_calls_hear_of_both_and_stay_in_step(open_store):
+    def body(rank):
+        meetings = StoreMeetings(open_store(), rank, 2, None)
+        text = "disagree on the collective call: rank 0 called call 0, rank 1 called call 1"
+        with pytest.raises(ValueError, match=text):
+            meetings.exchange(f"call {rank}", None, PATIENCE)
+        return meetings.exchange(CALL, rank, PATIENCE)
+
+    assert on_ranks(2, body) == [[0, 1]] * 2
+
+
+def test_who_comes_too_late_with_another_call_hears_of_both(open_store):
+    given_up = threading.Barrier(2)
+
+    def body(rank):
+        meetings = StoreMeetings(open_store(), rank, 2, None)
+        if rank == 1:
+            given_up.wait(PATIENCE)
+        with pytest.raises(RankTimeoutError) as caught:
+            meetings.exchange(f"call {rank}", None, 0.1)
+        if rank == 0:
+            given_up.wait(PATIENCE)
+        assert meetings.exchange(CALL, rank, PATIENCE) == [0, 1]
+        return str(caught.value)
+
+    text = "ranks [1] of the process group did not come to call 0 within 0.1 s"
+    late = "rank 1, which called call 1, came too late"
+    assert on_ranks(2, body) == [f"rank 0: {text}", f"{late}: {text}"]
+
+
+def test_a_notice_is_heard_of_once(open_store):
+    """Whoever has found it is in the era of the rank that has left it."""
+    first, late = (StoreMeetings(open_store(), rank, 2, None) for rank in range(2))
+    on_ranks(2, lambda rank: (first, late)[rank].exchange(CALL, None, PATIENCE))
+    first.give_up("a workspace", "gone")
+    for _ in range(2):
+        assert late.find_notice("a workspace") == "gone"
+        assert late.era == first.era == 1
+    values = on_ranks(2, lambda rank: (first, late)[rank].exchange(CALL, rank, PATIENCE))
+    assert values == [[0, 1]] * 2

@@ -22,7 +22,7 @@ from mok_torch.config import MoKConfig
 from mok_torch.cuda_engine import CudaEngine, cuda_device, is_capturing
 from mok_torch.dtypes import ENGINE_DTYPES, as_dtype
 from mok_torch.errors import RankTimeoutError, as_shared_error
-from mok_torch.groups import WORKSPACE_CALL, SingleRank, as_group, exchange_in
+from mok_torch.groups import MAKING_CALL, WORKSPACE_CALL, SingleRank, as_group
 from mok_torch.scalars import MAX_SIZE, as_integer
 
 # Stands for the cached workspace of one rank and the shapes at hand.
@@ -65,7 +65,7 @@ def _agree(group, make_request: Callable[[], _Request]) -> _Request:
     except Exception as error:  # the other ranks are waiting, whatever it is
         answer = error
         timeout_seconds = MoKConfig().timeout_seconds
-    answers = exchange_in(WORKSPACE_CALL, group, _portable(answer), timeout_seconds)
+    answers = group.exchange(WORKSPACE_CALL, _portable(answer), timeout_seconds, resumes=True)
     if isinstance(answer, Exception):
         raise answer
     for peer, given in enumerate(answers):
@@ -122,6 +122,8 @@ class Workspace:
         # What a rank that gave up has left for this one; "" if this one has given up itself.
         self._left_behind: str | None = None
         self._last_call_began = time.monotonic()
+        if self.ep_size > 1:
+            self._era = self._group.era  # when it was made, or last looked for who gave up
         if self.on_gpu:
             self._keep_captured_engine()
             self.engine = CudaEngine(self._group, request, self.device)
@@ -130,7 +132,8 @@ class Workspace:
         self.num_local_tokens = request.num_local_tokens
 
     def _create_host_engine(self, request: _Request) -> _C.Workspace:
-        records = self._group.exchange(self._group.host_record(), request.timeout_seconds)
+        record = self._group.host_record()
+        records = self._group.exchange(MAKING_CALL, record, request.timeout_seconds)
         self._name = records[0]["name"]
         shape = _C.WorkspaceShape(
             request.num_local_tokens, request.hidden_size, request.topk, ENGINE_DTYPES[self.dtype]
@@ -205,38 +208,54 @@ class Workspace:
         except Exception as error:  # the other ranks are waiting, whatever it is
             found = error
         shared = None if found is None else as_shared_error(found)[0]
-        for peer, other in enumerate(self._group.exchange(shared, self.timeout_seconds)):
+        answers = self._group.exchange(MAKING_CALL, shared, self.timeout_seconds)
+        for peer, other in enumerate(answers):
             if found is None and other is not None:
                 found = type(other)(f"rank {peer}: {other}")
         if found is not None:
             found.is_shared = True
             raise found
 
-    def host_call(self):
-        """Surrounds a collective call of the host's engine.
+    def host_call(self, call: str):
+        """Surrounds a collective call of the host's engine, in which ranks meet each other.
 
-        A rank that gives up in it leaves a notice, and one that comes too late finds it and raises
-        at once, instead of waiting for who has gone.
+        A rank that gives up in it tells the others, wherever they are: in a meeting, or in a call
+        of this workspace that they come to too late, and that they do not begin then.
+
+        call: its name, for errors.
         """
-        return _ALONE if self.ep_size == 1 else self._call_of_ranks()
+        return _ALONE if self.ep_size == 1 else self._call_of_ranks(call)
 
     @contextlib.contextmanager
-    def _call_of_ranks(self):
-        # The others have not waited for the timeout yet if this rank's last call began later. (They
-        # were in it with this one.)
-        began, now = self._last_call_began, time.monotonic()
-        if now - began > self.timeout_seconds and self._left_behind is None:
-            self._left_behind = self._group.find_notice(self._name)
+    def _call_of_ranks(self, call: str):
+        now = time.monotonic()
+        self._hear_who_gave_up(now)
         self._raise_if_left_behind()
         self._last_call_began = now
+        self._group.enter_engine(call)
         try:
             yield
         except RankTimeoutError as error:
+            if self._left_behind is not None:
+                raise  # once more: the engine remembers
             self._left_behind = ""
             at, waited = time.strftime("%H:%M:%S"), f"{self.timeout_seconds:g} s"
-            notice = f"rank {self.rank} gave up at {at}, after waiting for {waited}: {error}"
-            self._group.leave_notice(self._name, notice)
-            raise
+            notice = (
+                f"rank {self.rank} gave up at {at}, after waiting for {waited} in {call}: {error}"
+            )
+            text = f"{error}{self._group.give_up(self._name, notice)}"
+            raise RankTimeoutError(text).with_traceback(error.__traceback__) from None
+        finally:
+            self._group.enter_engine(None)
+
+    def _hear_who_gave_up(self, now: float):
+        """Finds out whether a rank has given up in this workspace, if one may have."""
+        # The others have not waited for the timeout yet if this rank's last call began later. (They
+        # were in it with this one.) But they may have told this rank in a meeting.
+        late = now - self._last_call_began > self.timeout_seconds
+        if self._left_behind is None and (late or self._group.era != self._era):
+            self._left_behind = self._group.find_notice(self._name)
+            self._era = self._group.era
 
     def _raise_if_left_behind(self):
         if self._left_behind:
@@ -259,7 +278,7 @@ class Workspace:
             return
         error.is_shared = True
         shared, code = as_shared_error(error)
-        with _ALONE if self.on_gpu else self.host_call():
+        with _ALONE if self.on_gpu else self.host_call("a call, which has failed on this rank"):
             self.engine.report_error(operation, code, str(shared))
 
     def is_usable(self) -> bool:

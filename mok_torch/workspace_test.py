@@ -43,6 +43,7 @@ def test_config_is_immutable_printable_and_hashable():
         ({"num_sms": 8, "bwd_num_comm_sms": 8}, ValueError, "expected fewer than num_sms = 8"),
         ({"num_threads": 0}, ValueError, "num_threads: expected 1 to"),
         ({"isa": "sse"}, ValueError, "isa: expected None or one of"),
+        ({"isa": 2}, TypeError, "isa: expected None or one of .*, got int: 2"),
         ({"timeout_seconds": 0}, ValueError, "timeout_seconds: expected a number > 0"),
         ({"timeout_seconds": float("inf")}, ValueError, "timeout_seconds: .* finite .*, got inf"),
         ({"timeout_seconds": 1e10}, ValueError, "timeout_seconds: .* <= 1e[+]09, got 1000000"),
@@ -247,10 +248,25 @@ def test_threads_that_grow_a_workspace_leave_the_largest(monkeypatch):
 def test_a_rank_of_an_in_process_group_that_comes_too_late_is_told():
     group = InProcessGroup(2)
     with pytest.raises(RankTimeoutError, match=r"rank 0: ranks \[1\] .* did not come"):
-        group.member(0).exchange("early", 0.01)
-    with pytest.raises(RankTimeoutError, match=r"rank 1 came too late: rank 0: ranks \[1\]"):
-        group.member(1).exchange("late", 0.01)
+        group.member(0).exchange("call", "early", 0.01)
+    with pytest.raises(RankTimeoutError, match=r"rank 1 came too late: ranks \[1\] of the in-p"):
+        group.member(1).exchange("call", "late", 0.01)
     # Then the ranks are in step again.
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        met = pool.map(lambda rank: group.member(rank).exchange(rank, 60), range(2))
+        met = pool.map(lambda rank: group.member(rank).exchange("call", rank, 60), range(2))
         assert list(met) == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_members_that_give_up_in_the_engine_are_in_step_with_the_others(resumes):
+    group = InProcessGroup(2)
+    first, late = group.member(0), group.member(1)
+    first.give_up("a workspace", "gone")
+    if not resumes:
+        with pytest.raises(RankTimeoutError, match=r"^rank 1: ranks \[0\] .* to a call: gone$"):
+            late.exchange("a call", None, 60)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        met = pool.map(lambda one: one.exchange("call", one.rank, 60, resumes=True), (first, late))
+        assert list(met) == [[0, 1]] * 2
+    first.give_up("another", "gone")
+    assert late.find_notice("another") == "gone" and late.era == first.era == 2

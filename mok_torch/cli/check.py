@@ -11,6 +11,7 @@ import itertools
 
 import rich.box
 import rich.console
+import rich.measure
 import rich.table
 import torch
 from absl import app, flags
@@ -84,6 +85,15 @@ def _verdict(comparisons: list[Comparison]) -> str:
     return "[green]ok" if all(c.ok for c in comparisons) else "[bold red]FAILED"
 
 
+def _console_as_wide_as(table: rich.table.Table) -> rich.console.Console:
+    """A console that cuts nothing off the table, however narrow the terminal or what it takes for
+    the width of a file."""
+    console = rich.console.Console()
+    unbounded = console.options.update(max_width=10**6)
+    needed = rich.measure.Measurement.get(console, unbounded, table).maximum
+    return rich.console.Console(width=max(console.width, needed))
+
+
 def main(argv: list[str]) -> int:
     """Prints the table; 1 when something failed."""
     if len(argv) > 1:
@@ -111,7 +121,7 @@ def main(argv: list[str]) -> int:
         ok &= same
         status = "[green]ok" if same else "[bold red]FAILED"
         table.add_row("same bits", precision, "1 to 3", "all", "", "", "", status)
-    console = rich.console.Console()
+    console = _console_as_wide_as(table)
     console.print(table)
     console.print("all checks passed" if ok else "[bold red]some checks FAILED")
     return 0 if ok else 1

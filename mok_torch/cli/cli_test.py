@@ -14,8 +14,9 @@ from mok_torch.cli.main import COMMANDS
 from mok_torch.self_test import Case, Comparison, compare
 
 
-def run(*arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "160"}
+def run(*arguments, columns=160):
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": str(columns)}
     return subprocess.run(
         [sys.executable, "-m", "mok_torch", *arguments],
         capture_output=True,
@@ -48,6 +49,16 @@ def test_check_passes_on_this_machine():
     assert "all checks passed" in result.stdout
     for case in check.CASES:
         assert result.stdout.count(case.name) == 2  # bf16 and fp32
+
+
+def test_check_cuts_nothing_off_where_there_is_little_room():
+    result = run("check", "--precision=fp32", columns=30)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "\N{HORIZONTAL ELLIPSIS}" not in result.stdout
+    lines = result.stdout.splitlines()
+    for case in check.CASES:
+        (line,) = (line for line in lines if case.name in line)
+        assert "1.0e-05" in line and line.split()[-1] == "ok"
 
 
 @pytest.mark.parametrize("isa", [n for i, n in enumerate(_C.ISA_NAMES) if _C.isa_supported(i)])
@@ -109,7 +120,12 @@ def test_no_command_and_unknown_command():
 def test_help():
     result = run("--help")
     assert result.returncode == 0 and "usage" in result.stdout
-    assert "--isa" in run("check", "--help").stdout
+    for command, flag in (("check", "--isa"), ("info", "--[no]json")):
+        for help_flag in ("--help", "-helpfull"):
+            result = run(command, help_flag)
+            assert result.returncode == 0 and flag in result.stdout, result.stderr
+    result = run("check", "--frob")
+    assert result.returncode == 1 and "frob" in result.stderr
 
 
 def test_stray_arguments_are_refused():

@@ -13,6 +13,8 @@ COMMANDS = {
     "check": "self-test: the layer and all its gradients against a float64 reference",
 }
 
+_HELP_FLAGS = {"?", "help", "helpshort", "helpfull", "helpxml"}
+
 
 def usage() -> str:
     """The text that lists the commands."""
@@ -26,6 +28,17 @@ def usage() -> str:
             "python -m mok_torch COMMAND --help lists the flags of a command.",
         ]
     )
+
+
+def _parse_flags(arguments: list[str]) -> list[str]:
+    """absl's parser, but that to have asked for help is no failure: absl exits with 1."""
+    try:
+        return app.parse_flags_with_usage(arguments)
+    except SystemExit as end:
+        asked = {argument.lstrip("-") for argument in arguments if argument.startswith("-")}
+        if end.code == 1 and asked & _HELP_FLAGS:
+            sys.exit(0)
+        raise
 
 
 def run(argv: list[str]) -> None:
@@ -43,4 +56,5 @@ def run(argv: list[str]) -> None:
     sys.modules["__main__"].__doc__ = module.__doc__
     for flag in flags.FLAGS.get_key_flags_for_module(module.__name__):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    app.run(module.main, argv=[f"python -m mok_torch {command}", *argv[2:]])
+    arguments = [f"python -m mok_torch {command}", *argv[2:]]
+    app.run(module.main, argv=arguments, flags_parser=_parse_flags)

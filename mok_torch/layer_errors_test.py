@@ -1,0 +1,217 @@
+"""What is wrong with a layer's arguments: in words of ours, and on every rank where ranks meet."""
+
+import dataclasses
+import itertools
+import time
+import warnings
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+
+from mok_torch import MoELayer, MoKConfig, functional
+from mok_torch.errors import RankTimeoutError
+from mok_torch.groups import DistributedGroup
+from mok_torch.host_process_test_support import raised_by, run_processes
+from mok_torch.self_test import run_on_ranks
+
+SIZES = {"hidden_size": 32, "intermediate_size": 16, "num_experts": 4, "top_k": 2}
+CONFIG = MoKConfig(timeout_seconds=60, num_threads=1)  # no test waits for it
+
+
+class _BrokenConfig(MoKConfig):
+    """Not even its timeout can be read."""
+
+    @property
+    def timeout_seconds(self):
+        raise OSError("no such clock")
+
+
+# What one rank gives to a constructor that is collective, the exception, and a part of its text.
+WRONG = [
+    ({"dtype": torch.float16}, TypeError, "dtype: expected .* got torch.float16"),
+    ({"device": "garbage"}, ValueError, "device: expected cpu or cuda, got 'garbage'"),
+    ({"num_experts": 0}, ValueError, "num_experts: expected 1 to"),
+    ({"top_k": 9}, ValueError, "top_k: expected at most the 4 experts"),
+    ({"top_k": 1.5}, TypeError, "top_k: expected an int"),
+    ({"hidden_size": 12}, ValueError, "hidden_size: expected a multiple of 8, got 12"),
+    ({"intermediate_size": "16"}, TypeError, "intermediate_size: expected an int"),
+    ({"scoring": "tanh"}, ValueError, "scoring: expected one of"),
+    ({"precision": "fp8"}, ValueError, "precision: expected None or one of"),
+    ({"config": {}}, TypeError, "config: expected a MoKConfig, got dict"),
+    ({"config": object.__new__(_BrokenConfig)}, OSError, "no such clock"),
+    ({"swiglu_limit": -1.0}, ValueError, "swiglu_limit: expected a number > 0"),
+    ({"gradient_block": 0}, ValueError, "gradient_block: expected 1 to"),
+    ({"shared_gate": True}, ValueError, "shared_gate needs a shared expert"),
+    ({"max_tokens_per_rank": -5}, ValueError, "max_tokens_per_rank: expected 0 to .*, got -5"),
+    ({"hidden_size": 40}, ValueError, "hidden_size: ranks disagree"),
+]
+
+
+def check_constructors(group, rank):
+    """Mistakes of ranks in turn; each is followed by a constructor that works."""
+    begin = time.monotonic()
+    options = SIZES | {"group": group, "config": CONFIG, "max_tokens_per_rank": 8}
+    for (wrong, kind, text), size in zip(WRONG, itertools.cycle((8, 9))):
+        wrong_rank = size % 2
+        error = raised_by(MoELayer, **(options | (wrong if rank == wrong_rank else {})))
+        if rank == wrong_rank or "ranks disagree" in text:
+            assert isinstance(error, kind), repr(error)
+        else:
+            assert isinstance(error, RuntimeError if kind is OSError else kind), repr(error)
+            text = f"^rank {wrong_rank}: .*{text}"
+        with pytest.raises(type(error), match=text):
+            raise error
+        layer = MoELayer(**(options | {"max_tokens_per_rank": size}))
+        assert layer._workspace.num_local_tokens >= size
+    assert time.monotonic() - begin < 60
+    layer(torch.randn(8, 32)).sum().backward()
+
+
+def test_wrong_arguments_of_one_ranks_collective_constructor_raise_on_every_rank():
+    run_on_ranks(check_constructors, 2)
+
+
+def constructors_of_processes(rank, size, folder):
+    check_constructors(dist.group.WORLD, rank)
+
+
+def test_wrong_arguments_of_one_processs_constructor_raise_on_every_rank(tmp_path):
+    run_processes(constructors_of_processes, 2, tmp_path)
+
+
+def test_memory_that_runs_out_in_one_ranks_constructor_is_told(monkeypatch):
+    """What no check foresees."""
+    make_parameters = MoELayer.reset_parameters
+
+    def fail_on_rank_1(layer, *arguments):
+        if layer.group.rank == 1:
+            raise MemoryError("none left")
+        make_parameters(layer, *arguments)
+
+    def work(member, rank):
+        options = SIZES | {"group": member, "config": CONFIG, "max_tokens_per_rank": 8}
+        with pytest.raises(MemoryError, match=rf"^{'rank 1: ' * (rank == 0)}none left$"):
+            MoELayer(**options)
+
+    monkeypatch.setattr(MoELayer, "reset_parameters", fail_on_rank_1)
+    run_on_ranks(work, 2)
+
+
+def test_the_error_of_a_constructor_stays_the_first_one_if_nobody_comes_to_hear_it():
+    config = dataclasses.replace(CONFIG, timeout_seconds=0.1)
+
+    def work(member, rank):
+        if rank == 0:
+            with pytest.raises(TypeError, match="dtype: expected") as caught:
+                MoELayer(**SIZES, group=member, config=config, dtype=3, max_tokens_per_rank=8)
+            assert isinstance(caught.value.__cause__, RankTimeoutError)
+
+    run_on_ranks(work, 2)
+
+
+def test_a_constructor_that_is_not_collective_meets_nobody():
+    def work(member, rank):
+        if rank == 0:
+            with pytest.raises(TypeError, match="dtype: expected"):
+                MoELayer(**SIZES, group=member, config=CONFIG, dtype=3)
+        return MoELayer(**SIZES, group=member, config=CONFIG)(torch.zeros(4, 32))
+
+    run_on_ranks(work, 2)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", torch.device("cuda")])
+def test_a_gpu_that_is_not_there_is_refused_by_name(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"device: expected cpu \(.*\), got cuda"):
+        MoELayer(**SIZES, device=device)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_bias_that_is_not_finite_raises_on_every_rank(value):
+    def work(member, rank):
+        layer = MoELayer(**SIZES, scoring="sigmoid", group=member, config=CONFIG)
+        x = torch.zeros(4, 32)
+        for _ in range(2):  # before and after there is a workspace
+            if rank == 1:
+                layer.router.expert_bias[2] = value
+            text = (
+                rf"^{'rank 1: ' * (rank == 0)}router.expert_bias: expected finite numbers, got \["
+            )
+            with pytest.raises(ValueError, match=text):
+                layer(x)
+            layer.router.expert_bias.zero_()
+            layer(x)
+
+    run_on_ranks(work, 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_intermediate_size": 8, "gradient_block": 2}])
+@pytest.mark.parametrize("fuses", [False, True])
+def test_x_that_is_changed_before_the_backward_is_named(options, fuses):
+    if fuses:
+        options = {"gradient_accumulation_fusion": True}
+    layer = MoELayer(**SIZES, **options)
+    for parameter in layer.parameters():
+        parameter.main_grad = torch.zeros_like(parameter)
+    x = torch.randn(4, 32, requires_grad=True) * 1
+    x += layer(x)
+    with pytest.raises(RuntimeError, match=r"^MoE layer, backward: x, .* \(x \+= layer\(x\)"):
+        x.sum().backward()
+
+
+def test_a_compiled_layer_of_several_ranks_says_that_it_has_to_be_reserved():
+    def work(member, rank):
+        layer = MoELayer(**SIZES, group=member, config=CONFIG)
+        if rank == 0:  # one thread: Dynamo has a lock
+            with pytest.raises(
+                Exception, match=r"call MoELayer.reserve\(tokens\), or pass max_tok"
+            ):
+                torch.compile(layer, fullgraph=True, backend="aot_eager")(torch.zeros(4, 32))
+
+    run_on_ranks(work, 2)
+
+
+@pytest.mark.parametrize("limit", [numpy.float32(7), numpy.int64(7), "7", True])
+def test_a_limit_that_a_compiler_makes_a_tensor_of_is_named(limit):
+    layer = MoELayer(**SIZES)
+    x, routes, weight = torch.randn(4, 32), torch.tensor([[0, 1]] * 4), torch.ones(4, 2)
+    weights = [p.detach() for p in layer.experts.parameters()]
+
+    def call(x, limit):
+        return functional.moe(x, routes, weight, *weights, swiglu_limit=limit)
+
+    def compiled(limit, **options):
+        torch.compiler.reset()
+        return torch.compile(call, backend="aot_eager", **options)(x, limit)
+
+    text = "swiglu_limit: expected a float, an int or None where torch.compile traces moe"
+    with pytest.raises(Exception, match=text):
+        compiled(limit, fullgraph=True)
+    if isinstance(limit, numpy.number):
+        # In pieces, of which none is the layer.
+        assert torch.equal(compiled(limit), call(x, limit))
+    assert torch.equal(compiled(7.0, fullgraph=True), call(x, 7.0))
+    assert torch.equal(compiled(7, fullgraph=True), call(x, 7.0))
+
+
+@pytest.mark.parametrize("size", ["2", "1", "", None])
+def test_a_group_that_is_not_there_yet_is_noticed(monkeypatch, size):
+    monkeypatch.setattr(DistributedGroup, "was_made", False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if size is not None:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    assert dist.group.WORLD is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MoELayer(**SIZES)
+        if size != "2":
+            MoELayer(**SIZES, group=dist.group.WORLD)
+            return
+        with pytest.raises(
+            UserWarning, match=r"group is None, .* WORLD_SIZE is 2 .* init_process_g"
+        ):
+            MoELayer(**SIZES, group=dist.group.WORLD)
+        monkeypatch.setattr(DistributedGroup, "was_made", True)
+        MoELayer(**SIZES, group=None)  # after the training, say
