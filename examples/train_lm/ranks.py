@@ -4,6 +4,7 @@ CPU ranks talk over gloo; GPU ranks, one a GPU, over NCCL. Sums over ranks are t
 repeats bit for bit, on 1, 2, 4 or 8 ranks.
 """
 
+import datetime
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -18,17 +19,30 @@ from mok_torch.fan_out import tree_sum
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
-def launch(worker: Callable, num_ranks: int, *arguments, device: str = "cpu") -> None:
+class LostRankError(RuntimeError):
+    """Another rank did not come to a sum, or has died."""
+
+
+def launch(
+    worker: Callable,
+    num_ranks: int,
+    *arguments,
+    device: str = "cpu",
+    timeout_s: float | None = None,
+) -> None:
     """Runs worker(rank, *arguments) in num_ranks processes that can talk to each other.
 
     Returns when all have finished; an exception in one ends them all and is raised here.
 
     device: "cpu", or "cuda": rank i has GPU i.
+    timeout_s: how long a collective waits for other ranks; None: PyTorch's default.
     """
     with tempfile.TemporaryDirectory() as folder:
         meeting_point = "file://" + os.path.join(folder, "ranks")
         torch.multiprocessing.spawn(
-            _join_and_work, (num_ranks, meeting_point, device, worker, arguments), num_ranks
+            _join_and_work,
+            (num_ranks, meeting_point, device, timeout_s, worker, arguments),
+            num_ranks,
         )
 
 
@@ -42,18 +56,24 @@ def num_ranks(wanted: int) -> int:
     return int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else wanted
 
 
-def work_as_rank(worker: Callable, *arguments, device: str = "cpu") -> None:
-    """Runs worker(rank, *arguments) in this process, which torchrun has started."""
+def work_as_rank(
+    worker: Callable, *arguments, device: str = "cpu", timeout_s: float | None = None
+) -> None:
+    """As launch, in this process, which torchrun has started as a rank."""
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    _join_and_work(rank, num_ranks, "env://", device, worker, arguments)
+    _join_and_work(rank, num_ranks, "env://", device, timeout_s, worker, arguments)
 
 
-def _join_and_work(rank, num_ranks, meeting_point, device, worker, arguments) -> None:
+def _join_and_work(rank, num_ranks, meeting_point, device, timeout_s, worker, arguments) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # The ranks share this machine.
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(
-        _BACKENDS[device], init_method=meeting_point, rank=rank, world_size=num_ranks
+        _BACKENDS[device],
+        init_method=meeting_point,
+        rank=rank,
+        world_size=num_ranks,
+        timeout=None if timeout_s is None else datetime.timedelta(seconds=timeout_s),
     )
     try:
         worker(rank, *arguments)
@@ -67,11 +87,15 @@ def share_of_rank(batch: Tensor) -> Tensor:
 
 
 def _parts_of_ranks(part: Tensor) -> list[Tensor]:
-    """The ranks' tensors, in rank order. Collective."""
+    """The ranks' tensors, in rank order. Collective; raises LostRankError."""
     if dist.get_world_size() == 1:
         return [part]
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, part.contiguous())
+    try:
+        dist.all_gather(parts, part.contiguous())
+    except RuntimeError as error:  # gloo's; NCCL ends the process instead
+        reason = str(error).strip().splitlines()[0]
+        raise LostRankError(f"rank {dist.get_rank()}: another rank is gone: {reason}") from error
     return parts
 
 

@@ -29,6 +29,7 @@ from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
 from examples.train_lm.model import SIZES, LanguageModel, ModelConfig
 from examples.train_lm.report import plot
 from examples.train_lm.trainer import Settings, train_or_exit
+from mok_torch import MoKConfig
 from mok_torch.full_state import load_full_state_dict
 
 _OUTPUT = os.path.join(tempfile.gettempdir(), "train_lm")
@@ -63,6 +64,12 @@ _SEED = flags.DEFINE_integer(
     "seed", 0, "Of the weights and of the order of the text.", lower_bound=0, upper_bound=2**63 - 1
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 2e-3, "The largest of the schedule.")
+_TIMEOUT_S = flags.DEFINE_float(
+    "timeout_s",
+    MoKConfig.timeout_seconds,
+    "Seconds that a rank waits for another one before the training ends with an error.",
+    lower_bound=1,
+)
 _LOSS_LOG = flags.DEFINE_string("loss_log", None, "File for one JSON object a step.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", _OUTPUT + ".pt", "Where the trained model goes.")
 _PLOT = flags.DEFINE_string("plot", _OUTPUT + ".png", "Where the loss and load curves go.")
@@ -192,6 +199,7 @@ def main(arguments: list[str]) -> None:
         checkpoint=output_path(_CHECKPOINT.value),
         device=_DEVICE.value,
         cuda_graph=_DEVICE.value == "cuda" and _CUDA_GRAPH.value,
+        timeout_s=_TIMEOUT_S.value,
     )
     leads = not ranks.launched_by_torchrun() or os.environ["RANK"] == "0"
     console = rich.console.Console(quiet=not leads)
@@ -202,11 +210,12 @@ def main(arguments: list[str]) -> None:
         f"{settings.ranks} ranks, {settings.model}",
         highlight=False,
     )
+    options = {"device": settings.device, "timeout_s": settings.timeout_s}
     if ranks.launched_by_torchrun():
-        ranks.work_as_rank(train_or_exit, settings, device=settings.device)
+        ranks.work_as_rank(train_or_exit, settings, **options)
     else:
         try:
-            ranks.launch(train_or_exit, settings.ranks, settings, device=settings.device)
+            ranks.launch(train_or_exit, settings.ranks, settings, **options)
         except torch.multiprocessing.ProcessExitedException as error:
             if error.exit_code >= 0:
                 sys.exit(error.exit_code)  # the rank has said why

@@ -1,6 +1,7 @@
 """The example keeps its promises: repeatable, independent of the number of ranks, and it learns."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -134,6 +135,41 @@ def kill_rank_1(rank, settings):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(3600)
+
+
+@pytest.mark.parametrize("stops_in", ["a sum", "a layer"])
+def test_a_stopped_rank_ends_the_run_in_time_and_few_words(monkeypatch, capfd, stops_in):
+    """Alive, but it does not answer, as under a debugger or on a machine that swaps."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["train_lm"])
+    monkeypatch.setattr(train_lm, "train_or_exit", functools.partial(stop_rank_1, stops_in))
+    begin = time.monotonic()
+    with flagsaver.flagsaver(ranks=2, batch=2, steps=50, experts=4, timeout_s=5.0):
+        with pytest.raises(SystemExit) as end:
+            train_lm.main(["train_lm"])
+    assert end.value.code == 1 and time.monotonic() - begin < 120
+    lines = [line for line in capfd.readouterr().err.splitlines() if "Terminating" not in line]
+    (complaint,) = (line for line in lines if line.startswith("train_lm: rank 0"))
+    named = "ranks [1] of the process group" if stops_in == "a layer" else "another rank is gone"
+    assert named in complaint
+    assert complaint.endswith("(--timeout_s=5)")
+    assert len(lines) < 10, lines
+
+
+def stop_rank_1(stops_in, rank, settings):
+    if rank == 1:
+        module, name = (
+            (ranks, "sum_gradients") if stops_in == "a sum" else (trainer, "LanguageModel")
+        )
+        function = getattr(module, name)
+
+        def stop(*arguments):
+            result = function(*arguments)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return result
+
+        setattr(module, name, stop)
+    trainer.train_or_exit(rank, settings)
 
 
 def test_program_writes_everything(tmp_path, capfd):

@@ -16,6 +16,7 @@ from examples.train_lm import gpu, ranks
 from examples.train_lm.data import Corpus, python_help_text
 from examples.train_lm.model import LanguageModel, ModelConfig
 from examples.train_lm.report import Report
+from mok_torch import RankTimeoutError
 from mok_torch.full_state import full_state_dict
 from mok_torch.functional import MoKConfig
 
@@ -38,6 +39,7 @@ class Settings:
     checkpoint: str
     device: str = "cpu"
     cuda_graph: bool = False
+    timeout_s: float = MoKConfig.timeout_seconds  # how long ranks wait for each other
 
 
 class DivergedError(RuntimeError):
@@ -202,7 +204,7 @@ def _make_model(rank: int, settings: Settings) -> tuple[LanguageModel, torch.dev
     torch.set_num_threads(1)
     threads = max(1, len(os.sched_getaffinity(0)) // settings.ranks)
     torch.manual_seed(settings.seed)
-    engine = MoKConfig(num_threads=threads)
+    engine = MoKConfig(num_threads=threads, timeout_seconds=settings.timeout_s)
     return LanguageModel(settings.model, dist.group.WORLD, engine).to(device), device
 
 
@@ -241,12 +243,18 @@ def train(rank: int, settings: Settings) -> None:
 
 
 def train_or_exit(rank: int, settings: Settings) -> None:
-    """As train; a training that diverges ends the process with a message and exit status 1."""
+    """As train; where it diverges or loses a rank, the process ends with a message and status 1."""
     try:
         train(rank, settings)
     except DivergedError as error:
         if rank == 0:
-            text = f"train_lm: {error}, no checkpoint written; try a smaller --learning_rate"
-            print(text, file=sys.stderr, flush=True)
+            _complain(f"{error}, no checkpoint written; try a smaller --learning_rate")
         dist.barrier()  # the first rank that exits ends the others
         sys.exit(1)
+    except (RankTimeoutError, ranks.LostRankError) as error:
+        _complain(f"{error} (--timeout_s={settings.timeout_s:g})")
+        sys.exit(1)
+
+
+def _complain(text: str) -> None:
+    print(f"train_lm: {text}", file=sys.stderr, flush=True)
