@@ -269,7 +269,7 @@ def test_a_capture_leaves_what_was_found_to_a_later_call(engine, found):
 
 
 def test_ranks_that_share_a_gpu_hear_in_the_same_call(engine, found):
-    engine._group = SimpleNamespace(shares_device=True, exchange=lambda value, timeout: [value])
+    engine._group = SimpleNamespace(shares_device=True, exchange=lambda _, value, __: [value])
     engine._timeout_seconds = 1
     engine.synchronize = lambda: engine.log.append("synchronize")
     build_next(engine)
@@ -279,7 +279,9 @@ def test_ranks_that_share_a_gpu_hear_in_the_same_call(engine, found):
 def test_a_rank_that_hears_does_not_come_to_count_experts(engine, found):
     sent = []
     group = {"rank": 0, "size": 2, "shares_device": False}
-    engine._group = SimpleNamespace(exchange=lambda value, _: sent.append(value) or [2, 3], **group)
+    engine._group = SimpleNamespace(
+        exchange=lambda _, value, __: sent.append(value) or [2, 3], **group
+    )
     engine._timeout_seconds = 1
     found.append(MemoryError("expert id"))
     with pytest.raises(MemoryError, match="expert id"):
@@ -309,18 +311,18 @@ def test_growth_raises_what_the_old_engine_found(space, monkeypatch):
     monkeypatch.setattr(workspaces, "CudaEngine", lambda *given: HostEngine(128))
     old.finish = lambda: (_ for _ in ()).throw(error)
     for answers, text in (
-        (lambda own, _: [own], "^expert id of rank 0"),
-        (lambda own, _: [own, TypeError("dtype")], "^expert id of rank 0"),
+        (lambda _, own, __: [own], "^expert id of rank 0"),
+        (lambda _, own, __: [own, TypeError("dtype")], "^expert id of rank 0"),
     ):
         space._group = SimpleNamespace(exchange=answers, size=1)
         with pytest.raises(ValueError, match=text) as raised:
             space._grow(request(128))
         assert raised.value.is_shared and space.engine is old
     old.finish = lambda: None
-    space._group = SimpleNamespace(exchange=lambda own, _: [own, TypeError("dtype")], size=2)
+    space._group = SimpleNamespace(exchange=lambda _, own, __: [own, TypeError("dtype")], size=2)
     with pytest.raises(TypeError, match="rank 1: dtype"):
         space._grow(request(128))
-    space._group = SimpleNamespace(exchange=lambda own, _: [own, own], size=2)
+    space._group = SimpleNamespace(exchange=lambda _, own, __: [own, own], size=2)
     space._grow(request(128))
     assert space.engine is not old and space.num_local_tokens == 128
 
@@ -330,7 +332,7 @@ def test_graphs_keep_what_they_were_captured_with(space, monkeypatch):
     monkeypatch.setattr(workspaces, "CudaEngine", lambda *given: HostEngine(128))
     captured = space.engine
     captured.was_captured, captured.finish = True, lambda: None
-    space._group = SimpleNamespace(exchange=lambda own, _: [own], size=1)
+    space._group = SimpleNamespace(exchange=lambda _, own, __: [own], size=1)
     space._grow(request(128))
     space.engine.was_captured = True
     other = make_space()
@@ -427,7 +429,7 @@ class _CallsBackward(torch.autograd.Function):
 
 
 def test_ranks_in_one_thread_of_autograd_do_not_wait_for_each_other(engine):
-    engine._group = SimpleNamespace(shares_device=True, exchange=lambda value, timeout: [value])
+    engine._group = SimpleNamespace(shares_device=True, exchange=lambda _, value, __: [value])
     engine._timeout_seconds = 1
     engine._engine.backward = lambda layer, args: engine.log.append(args.part)
     x = torch.ones(1, requires_grad=True)
