@@ -39,9 +39,10 @@ void AddLayer(const LayerSizes& sizes, const MokLayer& layer, const MokContext& 
 template <class Args>
 void AddGradients(const LayerSizes& sizes, const Args& args, CallMemory& memory);
 
-// Numbers and pointers that would be ignored, or mean something to another version.
+// kInvalidArgument for what would be ignored: tensors of a shared expert that is not there, and a
+// `reserved` that is not 0.
 Status CheckUnused(const MokLayer& layer);
-// Of d_shared, and of flags in both.
+// The same of gradients, and `accumulate` of both. Their dtypes are the caller's business.
 Status CheckWeightGrads(const MokLayer& layer, const MokWeightGrads& d_routed,
                         const MokWeightGrads& d_shared);
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "mok_comm/symmetric_heap.h"
 #include "mok_core/argument_checks.h"
 #include "mok_core/dtype.h"
 #include "mok_core/status.h"
