@@ -119,9 +119,11 @@ class InProcessGroup:
         """The group as rank `rank` sees it."""
         return self._members[as_integer("rank", rank, 0, self.size - 1)]
 
-    def _place(self, at: Position, resumes: bool) -> Position:
-        """Where a rank's next round is: in a later era, if it resumes after what ended this one."""
-        while resumes and at.era in self._ends:
+    def _place(self, member: InProcessMember, at: Position, resumes: bool) -> Position:
+        """Where a rank's next round is: later, if what ended this era is no error of it."""
+        while (resumes and at.era in self._ends) or (
+            at in self._failures and self._failures[at].is_past(member.rank, member.engine_calls)
+        ):
             at = at.next_era()
         return at
 
@@ -138,10 +140,11 @@ class InProcessGroup:
         if at in self._failures or len(answers) < self.size:
             missing = sorted(set(range(self.size)) - set(answers))
             inside = [(rank, self._members[rank].engine_call) for rank in missing]
-            calls = [f"rank {rank} was last in {engine}" for rank, engine in inside if engine]
-            note = f" ({', '.join(calls)})" if calls else ""
+            notes = [f"rank {rank} was last in {engine}" for rank, engine in inside if engine]
+            note = f" ({', '.join(notes)})" if notes else ""
             reason = self._ends.get(at.era, "")
-            failure = Failure(missing, call, timeout_seconds, reason, note)
+            calls = member.engine_calls
+            failure = Failure(missing, call, timeout_seconds, reason, note, calls)
             failure = self._failures.setdefault(at, failure)
             self._condition.notify_all()
             raise RankTimeoutError(failure.text(member.rank, call, "the in-process group"))
@@ -168,6 +171,7 @@ class InProcessMember:
         self.shares_device = group.size > 1
         self.workspaces: dict = {}
         self.engine_call: EngineCall | None = None
+        self.engine_calls = 0  # begun since the last round that all ranks came to
         self._next = Position(0, 0)
 
     @property
@@ -180,15 +184,16 @@ class InProcessMember:
         """The values of all ranks, in rank order. Collective. See StoreMeetings.exchange."""
         group = self.group
         with group._condition:
-            at = group._place(self._next, resumes)
+            at = group._place(self, self._next, resumes)
             self._next = at.next_era()  # unless all come
             group._rounds.setdefault(at, {})[self.rank] = (call, value)
             answers = group._exchange(self, at, timeout_seconds)
-            self._next = at.following()
+            self._next, self.engine_calls = at.following(), 0
         return values_of_call(answers)
 
     def enter_engine(self, call: str | None):
         self.engine_call = None if call is None else EngineCall(call, time.time())
+        self.engine_calls += call is not None
 
     def give_up(self, name: str, text: str) -> str:
         """See StoreMeetings.give_up."""

@@ -40,6 +40,8 @@ class Failure(NamedTuple):
       seconds: how long one of them has waited.
       reason: the text of a rank that gave up in a call of the engine meanwhile, or "".
       note: what is known of the missing ranks, or "".
+      engine_calls: how many calls of the engine one that came had begun since the last meeting that
+        all ranks came to.
     """
 
     missing: list[int]
@@ -47,6 +49,16 @@ class Failure(NamedTuple):
     seconds: float
     reason: str = ""
     note: str = ""
+    engine_calls: int = 0
+
+    def is_past(self, rank: int, engine_calls: int) -> bool:
+        """Whether a missing rank has been with the others since then: it has not made this call at
+        all, and is not late for it.
+
+        engine_calls: how many the rank has begun since the last meeting that all came to, none in
+          vain: it has met the others there.
+        """
+        return rank in self.missing and engine_calls > self.engine_calls
 
     def text(self, rank: int, call: str, group: str) -> str:
         """As a rank raises it that has called `call`; group: what it is called."""

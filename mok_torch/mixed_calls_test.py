@@ -122,6 +122,37 @@ def test_who_comes_after_the_others_gave_up_is_told_at_once(tmp_path):
     run_processes(come_after_the_others_gave_up, 2, tmp_path, store="tcp")
 
 
+def check_that_ranks_go_on_after_a_call_of_one(group, rank):
+    """Rank 1 waits in vain in a meeting that the others never come to: they are in a forward, with
+    more patience, where rank 1 comes after that."""
+    layer = make_layer(group, PATIENT)
+    layer.reserve(10)
+    for call, make in MEETING_CALLS.items():
+        if rank == 1:
+            layer.config = CONFIG
+            error = raised_by(make, layer)
+            layer.config = PATIENT
+            ended = rf"^rank 1: ranks \[0, 2\] .* did not come to {call} within {TIMEOUT} s"
+            assert isinstance(error, RankTimeoutError) and re.search(ended, str(error)), error
+            assert f"was last in {FORWARD}" in str(error)
+        for _ in range(2):
+            layer(make_tokens(rank)).sum().backward()
+            assert int(layer.global_expert_load().sum()) == 2 * 10 * layer.group.size
+        layer.full_state_dict()
+
+
+def test_threads_go_on_after_a_call_of_one():
+    run_on_ranks(check_that_ranks_go_on_after_a_call_of_one, 3)
+
+
+def processes_go_on_after_a_call_of_one(rank, size, folder):
+    check_that_ranks_go_on_after_a_call_of_one(dist.group.WORLD, rank)
+
+
+def test_processes_go_on_after_a_call_of_one(tmp_path):
+    run_processes(processes_go_on_after_a_call_of_one, 3, tmp_path, store="tcp")
+
+
 def test_only_calls_that_last_are_told():
     class Told:
         def __init__(self):

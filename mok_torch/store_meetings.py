@@ -98,6 +98,7 @@ class StoreMeetings:
         self._undecided: _Meeting | None = None
         self._posted: list[tuple[Position, str]] = []  # own keys in the store
         self._watch = CallWatch(self._tell)
+        self._engine_calls = 0  # begun since the last meeting that all ranks came to
 
     @property
     def era(self) -> int:
@@ -137,7 +138,7 @@ class StoreMeetings:
             raise RankTimeoutError(meeting.failure.text(self._rank, call, _GROUP))
         if meeting.values is None:
             raise RankTimeoutError(f"{self._store_is_gone()}: no answer in {timeout_seconds} s")
-        self._undecided, self._next = None, meeting.at.following()
+        self._undecided, self._next, self._engine_calls = None, meeting.at.following(), 0
         return values_of_call([pickle.loads(posted) for posted in meeting.values])
 
     def give_up(self, name: str, text: str) -> str:
@@ -178,6 +179,7 @@ class StoreMeetings:
     def enter_engine(self, call: EngineCall | None):
         """Says in which call of the engine this rank is from now on, for errors of the others."""
         self._watch.set_current(call)
+        self._engine_calls += call is not None
 
     def _tell(self, engine_call: str):
         self._open_store().set(f"engine/{self._rank}", engine_call)
@@ -204,6 +206,10 @@ class StoreMeetings:
         keys = [_key(at, peer) for peer in range(self._size)]
         missing = self._await(keys, meeting, until_decided=True)
         verdict = self._claim(at, self._describe(missing, meeting) if missing else None)
+        if verdict is not None and verdict.is_past(self._rank, self._engine_calls):
+            meeting.at = at.next_era()
+            self._meet(meeting)
+            return
         if verdict is not None:
             meeting.failure = verdict
             return
@@ -220,6 +226,7 @@ class StoreMeetings:
             self._find_place(meeting.after)
             last, meeting.after = meeting.after, None
             unheard = Failure([self._rank], last.call, last.timeout_seconds)
+            unheard = unheard._replace(engine_calls=self._engine_calls)
             failed = self._claim(last.at, unheard) is not None
             meeting.at = last.at.next_era() if failed else last.at.following()
         while meeting.resumes and self._store.check([_end_key(meeting.at.era)]):
@@ -235,7 +242,8 @@ class StoreMeetings:
         end = _end_key(meeting.at.era)
         reason = self._store.get(end).decode() if self._store.check([end]) else ""
         note = "" if reason else self._in_engine(missing) + self._elsewhere(missing)
-        return Failure(missing, meeting.call, meeting.timeout_seconds, reason, note)
+        seconds, calls = meeting.timeout_seconds, self._engine_calls
+        return Failure(missing, meeting.call, seconds, reason, note, calls)
 
     def _calls_at(self, at: Position) -> str:
         """Says what the other ranks have called that are in that meeting."""

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from mok_torch import RankTimeoutError
+from mok_torch.meetings import EngineCall
 from mok_torch.store_meetings import StoreMeetings
 
 PATIENCE = 60  # seconds, for a loaded machine
@@ -319,3 +320,29 @@ def test_a_notice_is_heard_of_once(open_store):
         assert late.era == first.era == 1
     values = on_ranks(2, lambda rank: (first, late)[rank].exchange(CALL, rank, PATIENCE))
     assert values == [[0, 1]] * 2
+
+
+@pytest.mark.parametrize("was_with_the_others", [False, True])
+def test_who_has_been_with_the_others_since_a_meeting_is_not_late_for_it(
+    open_store, was_with_the_others
+):
+    """Then it has not made that call at all, and meets their next one."""
+    given_up = threading.Barrier(2)
+    engine_call = EngineCall("a forward", 0.0)
+
+    def body(rank):
+        meetings = StoreMeetings(open_store(), rank, 2, None)
+        meetings.enter_engine(engine_call)  # counted no more after the next meeting
+        meetings.exchange(CALL, None, PATIENCE)
+        if rank == 1:
+            with pytest.raises(RankTimeoutError):
+                meetings.exchange("a call", None, 0.1)
+        given_up.wait(PATIENCE)
+        if was_with_the_others:
+            meetings.enter_engine(engine_call)
+        elif rank == 0:
+            with pytest.raises(RankTimeoutError, match=r"rank 0.* came too late: ranks \[0\]"):
+                meetings.exchange(CALL, None, PATIENCE)
+        return meetings.exchange(CALL, rank, PATIENCE)
+
+    assert on_ranks(2, body) == [[0, 1]] * 2
