@@ -142,10 +142,11 @@ typedef struct MokCudaLayerMemory {
 MOK_API int32_t mok_cuda_layer_memory(const MokCudaWorkspace* workspace, const MokCudaLayer* layer,
                                       MokCudaLayerMemory* memory);
 
-/* An upper bound of schedule_bytes / 4, linear in its two sizes (in rows and experts), for
+/* An upper bound of schedule_bytes / 4, linear in its sizes (in rows, experts and tokens), for
  * compilers that plan buffers symbolically:
- *   MOK_CUDA_SCHEDULE_HEADER_WORDS + 3 * El + 2 * capacity + 4 * ceil(capacity / 128)
- * with capacity = mok_schedule_capacity_rows(R * max_tokens, or T if R = 1; K; El). */
+ *   MOK_CUDA_SCHEDULE_HEADER_WORDS + 3 * El + 2 * capacity + 4 * ceil(capacity / 128) + tokens
+ * with tokens = R * max_tokens, or T if R = 1; capacity = mok_schedule_capacity_rows(tokens; K;
+ * El). */
 enum { MOK_CUDA_SCHEDULE_HEADER_WORDS = 512 };
 
 /* Which part of a call is queued. Ranks that are processes, each on its own GPU, use WHOLE. Ranks

@@ -120,7 +120,7 @@ def schedule_words(
         return _C.SCHEDULE_HEADER_WORDS + 2 * num_local_experts + words
     # 1: in a build without CUDA no schedule is ever made.
     header = _C.CUDA_SCHEDULE_HEADER_WORDS if _C.CUDA_BUILT else 1
-    header += ROUTES_ALIGNMENT_WORDS - 1
+    header += ROUTES_ALIGNMENT_WORDS - 1 + num_tokens_total  # first rows of tokens
     return header + 3 * num_local_experts + 4 * (capacity // ROW_BLOCK) + words
 
 

@@ -25,11 +25,21 @@ struct RowSources {
   const int32_t* route;  // [rows] token * topk + k there
 };
 
+// The rows of tokens that have come in before. All rows of a token hold the same values, so one
+// that is already here need not cross a link again.
+struct EarlierRows {
+  const int32_t* of_token;  // [ranks, max_tokens] first row in the table; null: nothing is copied
+  int64_t max_tokens;
+  int32_t log2_block_rows;
+  int32_t tiles_per_block;  // which signal that their rows are there
+};
+
 // Rows of one matrix in one direction.
 struct RowExchange {
   RowSources sources;
   PeerRows peers;          // pull: rows of tokens, read; push: rows of routes, written
   std::byte* local;        // [ring rows, row_bytes]: pull: written; push: read
+  EarlierRows earlier;     // pull
   int32_t routes_per_row;  // pull of token rows: topk, row = route / topk; rows of routes: 1
   int32_t own_rank;        // its rows do not cross a link and are not paced
   uint64_t interval_ns;    // least time between two remote chunks of one warp; 0: not paced
@@ -100,6 +110,8 @@ enum class ExchangeBug : int32_t {
   kNoReadWait,         // the staging is loaded while the last store still reads it
   kNoFullWait,         // and stored before the load has landed
   kChunkPastRow,       // the last chunk of a row is not cut
+  kCopiesTooEarly,     // copies a row that may not have come in
+  kNoFenceBeforeCopy,  // ... without a proxy fence
   kTokenAsRoute,       // rows of tokens are addressed as rows of routes
   kNoFlushAtEnd,       // the last tile is never signalled
   kMovesPadding,       // a tile's rows contain padding

@@ -24,6 +24,7 @@ struct ExchangeSpec {
   int ring_tiles = 2;
   unsigned blocks = 2;
   uint64_t interval_ns = 0;
+  bool copies = false;  // rows of tokens that are in the ring, which holds all
 
   int num_ranks() const { return static_cast<int>(tokens.size()); }
 };
@@ -128,6 +129,7 @@ class ExchangeRun {
     const size_t ring_words = words * spec_.ring_tiles * spec_.rows_per_tile;
     p.pull.local =
         reinterpret_cast<std::byte*>(UninitializedArray<uint32_t>(ring_words, "ring", rank));
+    if (spec_.copies) p.pull.earlier = EarlierRowsOf(rank, sources, routes);
     p.push = p.pull;
     p.push.routes_per_row = 1;
     p.push.interval_ns = spec_.interval_ns;
@@ -165,6 +167,17 @@ class ExchangeRun {
     p.wait = {state.record, abort, 2'000'000'000, rank};
     p.meeting_wait = {state.record, abort, 1'000'000'000, rank};
     state.stream = runtime::CreateStream(rank).value();
+  }
+
+  // Of a ring whose tiles are blocks.
+  EarlierRows EarlierRowsOf(int rank, const std::vector<int32_t>& sources,
+                            const std::vector<int32_t>& routes) const {
+    const int64_t most = *std::max_element(spec_.tokens.begin(), spec_.tokens.end());
+    std::vector<int32_t> first(ranks_.size() * static_cast<size_t>(most), -1);
+    for (size_t row = sources.size(); row-- > 0;) {
+      first[sources[row] * most + routes[row] / spec_.topk] = static_cast<int32_t>(row);
+    }
+    return {DeviceArray(first, "first_row", rank), most, CeilLog2(spec_.rows_per_tile), 1};
   }
 
   void Connect(int rank) {
@@ -249,7 +262,44 @@ Outcome RunBug(int bug, const Interleaving& interleaving) {
 }
 
 TEST(ExchangeTest, EveryPlantedBugIsFlagged) {
-  ExpectEveryBugFlagged(RunBug, static_cast<int>(ExchangeBug::kCount));
+  ExpectEveryBugFlagged(RunBug, static_cast<int>(ExchangeBug::kCount), [](int bug) {
+    return bug == static_cast<int>(ExchangeBug::kCopiesTooEarly) ||
+           bug == static_cast<int>(ExchangeBug::kNoFenceBeforeCopy);
+  });
+}
+
+// Rings that hold every row, and tokens with several rows on a rank.
+ExchangeSpec Copying() {
+  ExchangeSpec spec;
+  spec.tokens = {9, 14};
+  spec.topk = 4;
+  spec.rows_per_tile = 4;
+  spec.ring_tiles = 23;  // all routes to one rank
+  spec.copies = true;
+  return spec;
+}
+
+TEST(ExchangeTest, RowsThatAreThereAreCopied) {
+  ExpectExchanged(Copying(), "two ranks");
+  ExchangeSpec three = Copying();
+  three.tokens = {0, 5, 11};
+  three.blocks = 3;
+  ExpectExchanged(three, "three ranks");
+}
+
+TEST(ExchangeTest, EveryPlantedBugOfCopiesIsFlagged) {
+  for (const ExchangeBug bug :
+       {ExchangeBug::kNone, ExchangeBug::kCopiesTooEarly, ExchangeBug::kNoFenceBeforeCopy}) {
+    for (const Interleaving& interleaving : kInterleavings) {
+      StartCase(interleaving);
+      const ExchangeRun run(Copying());
+      run.LaunchAll(static_cast<int>(bug));
+      const Outcome outcome = RunAndCompare([&] { return run.Matches(); });
+      EXPECT_EQ(outcome.kind == "ok", bug == ExchangeBug::kNone)
+          << static_cast<int>(bug) << ", seed " << interleaving.seed << ": " << outcome.kind
+          << outcome.text;
+    }
+  }
 }
 
 TEST(ExchangeTest, MissingRankIsNamed) {

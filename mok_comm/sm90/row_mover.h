@@ -27,6 +27,9 @@ struct ExchangeTile {
   int32_t rows;
   int32_t num_waits;
   int32_t num_signals;
+  // Pull: the rows before the tile's that have come in lie as far from them in the ring as in the
+  // table, and stay there. The n-th block before the tile's signals counter signals[0] - n.
+  bool may_copy;
   int32_t wait_counters[kMaxWaits];  // of this GPU's counters
   uint64_t wait_targets[kMaxWaits];
   int32_t signals[kMaxSignals];  // counters: incremented by 1 once the rows are visible
@@ -100,7 +103,11 @@ class RowMover {
         MOK_EXPECT(row.rank >= 0);  // no padding
         scalars.Begin(row);
       }
-      MoveLaneRows(exchange, row, count, wait);
+      std::byte* peer = PeerRow(exchange, row);
+      if (is_pull_ && tile.may_copy && exchange.earlier.of_token != nullptr) {
+        peer = CopiedRow(exchange, tile, row, lane_ < count, peer);
+      }
+      MoveLaneRows(exchange, row, peer, count, wait);
       if (lane_ < count) scalars.End(row);
     }
     SignalPending();  // of a tile before an empty one
@@ -152,16 +159,44 @@ class RowMover {
     return Shuffle(ready ? 1 : 0, 0) != 0;
   }
 
-  // Up to 32 rows; lane l knows the l-th. Chunks of all rows follow each other; lane l of those
-  // that move takes chunks l, l + kStagingChunks, ...
-  MOK_DEVICE void MoveLaneRows(const RowExchange& exchange, const ScalarRow& lane_row, int count,
-                               const DeviceWait& wait) {
+  // At the other end of the link, or this rank's own.
+  MOK_DEVICE std::byte* PeerRow(const RowExchange& exchange, const ScalarRow& row) const {
+    const int32_t peer_row =
+        kBug == ExchangeBug::kTokenAsRoute ? row.route : row.route / exchange.routes_per_row;
+    return exchange.peers.of_rank[row.rank] + peer_row * exchange.peers.row_bytes;
+  }
+
+  // All lanes. `peer`, or, of a row of another rank, the token's first row in the ring if that has
+  // come in with an earlier block: nobody waits for it.
+  MOK_DEVICE std::byte* CopiedRow(const RowExchange& exchange, const ExchangeTile& tile,
+                                  const ScalarRow& row, bool is_row, std::byte* peer) const {
+    std::byte* found = peer;
+    if (is_row && row.rank != exchange.own_rank) {
+      const EarlierRows& earlier = exchange.earlier;
+      const int64_t token = row.rank * earlier.max_tokens + row.route / exchange.routes_per_row;
+      const int32_t first = LoadNonCoherent(earlier.of_token + token);
+      const int32_t table_row = tile.table_row + row.local_row - tile.local_row;
+      const int32_t blocks =
+          (table_row >> earlier.log2_block_rows) - (first >> earlier.log2_block_rows);
+      const uint64_t* counter = counters_ + tile.signals[0] - blocks;
+      const auto target = static_cast<uint64_t>(earlier.tiles_per_block);
+      if (blocks > 0 &&
+          (LoadAcquireGpu(counter) >= target || kBug == ExchangeBug::kCopiesTooEarly)) {
+        found = exchange.local + (row.local_row - (table_row - first)) * exchange.peers.row_bytes;
+      }
+    }
+    if (Ballot(found != peer) == 0) return peer;
+    SyncWarp();  // what each lane has acquired
+    if (kBug != ExchangeBug::kNoFenceBeforeCopy && moves_) FenceProxyAsyncGlobal();
+    return found;
+  }
+
+  // Up to 32 rows; lane l knows the l-th and where it comes from or goes to. Chunks of all rows
+  // follow each other; lane l of those that move takes chunks l, l + kStagingChunks, ...
+  MOK_DEVICE void MoveLaneRows(const RowExchange& exchange, const ScalarRow& lane_row,
+                               const std::byte* peer_row, int count, const DeviceWait& wait) {
     const int64_t row_bytes = exchange.peers.row_bytes;
-    const int32_t peer_row = kBug == ExchangeBug::kTokenAsRoute
-                                 ? lane_row.route
-                                 : lane_row.route / exchange.routes_per_row;
-    const auto lane_peer =
-        reinterpret_cast<uint64_t>(exchange.peers.of_rank[lane_row.rank] + peer_row * row_bytes);
+    const auto lane_peer = reinterpret_cast<uint64_t>(peer_row);
     const bool is_paced =
         !is_pull_ && exchange.interval_ns != 0 && lane_row.rank != exchange.own_rank;
     const uint32_t paced_rows = Ballot(is_paced);

@@ -142,45 +142,52 @@ TEST(MokCudaTest, AMissingRankIsNamedForEver) {
   }
 }
 
-// The bound that compilers plan with holds for every layer.
+// Words of a schedule of rank 0 against the bound that compilers plan with.
+void ExpectWordsBelowBound(int32_t ranks, int64_t tokens, int32_t experts, int64_t macrobatch) {
+  MokCudaOptions options{};
+  options.struct_size = sizeof(options);
+  options.ep_size = ranks;
+  options.max_tokens = tokens;
+  options.hidden = 64;
+  options.topk = 3;
+  options.num_sms = 132;
+  options.timeout_seconds = 1;
+  StartCase({1, 0.1});
+  MokCudaMemory memory{};
+  memory.struct_size = sizeof(memory);
+  ASSERT_EQ(mok_cuda_memory(&options, &memory), MOK_OK) << mok_last_error();
+  const auto allocate = [](int64_t bytes) {
+    return runtime::AllocateDevice(0, static_cast<size_t>(bytes), "memory").value();
+  };
+  std::vector<void*> heaps;
+  for (int32_t rank = 0; rank < ranks; ++rank) heaps.push_back(allocate(memory.heap_bytes));
+  void* state = allocate(memory.state_bytes);
+  MokCudaAddresses addresses{sizeof(addresses), heaps.data(), state, heaps[0]};
+  MokCudaWorkspace* workspace = nullptr;
+  ASSERT_EQ(mok_cuda_workspace_create(&options, &addresses, &workspace), MOK_OK);
+  MokCudaLayer layer{};
+  layer.struct_size = sizeof(layer);
+  layer.num_local_experts = experts;
+  layer.num_experts = experts;
+  layer.intermediate = 8;
+  layer.num_tokens = tokens;
+  layer.macrobatch_rows = macrobatch;
+  MokCudaLayerMemory sizes{};
+  sizes.struct_size = sizeof(sizes);
+  ASSERT_EQ(mok_cuda_layer_memory(workspace, &layer, &sizes), MOK_OK) << mok_last_error();
+  const int64_t most_tokens = ranks * tokens;
+  const int64_t capacity = mok_schedule_capacity_rows(most_tokens, options.topk, experts);
+  EXPECT_LE(sizes.schedule_bytes / 4, MOK_CUDA_SCHEDULE_HEADER_WORDS + 3 * experts + 2 * capacity +
+                                          4 * (capacity / 128) + most_tokens);
+  mok_cuda_workspace_destroy(workspace);
+}
+
 TEST(MokCudaTest, ScheduleWordsStayBelowTheirBound) {
   for (const int64_t tokens : {0, 1, 9, 300, 5000}) {
     for (const int32_t experts : {0, 1, 7, 300}) {
       for (const int64_t macrobatch : {-1, 0, 1, 4096}) {
-        MokCudaOptions options{};
-        options.struct_size = sizeof(options);
-        options.ep_size = 1;
-        options.max_tokens = tokens;
-        options.hidden = 64;
-        options.topk = 3;
-        options.num_sms = 132;
-        options.timeout_seconds = 1;
-        StartCase({1, 0.1});
-        MokCudaMemory memory{};
-        memory.struct_size = sizeof(memory);
-        ASSERT_EQ(mok_cuda_memory(&options, &memory), MOK_OK) << mok_last_error();
-        const auto allocate = [](int64_t bytes) {
-          return runtime::AllocateDevice(0, static_cast<size_t>(bytes), "memory").value();
-        };
-        void* heap = allocate(memory.heap_bytes);
-        void* state = allocate(memory.state_bytes);
-        MokCudaAddresses addresses{sizeof(addresses), &heap, state, heap};
-        MokCudaWorkspace* workspace = nullptr;
-        ASSERT_EQ(mok_cuda_workspace_create(&options, &addresses, &workspace), MOK_OK);
-        MokCudaLayer layer{};
-        layer.struct_size = sizeof(layer);
-        layer.num_local_experts = experts;
-        layer.num_experts = experts;
-        layer.intermediate = 8;
-        layer.num_tokens = tokens;
-        layer.macrobatch_rows = macrobatch;
-        MokCudaLayerMemory sizes{};
-        sizes.struct_size = sizeof(sizes);
-        ASSERT_EQ(mok_cuda_layer_memory(workspace, &layer, &sizes), MOK_OK) << mok_last_error();
-        const int64_t capacity = mok_schedule_capacity_rows(tokens, options.topk, experts);
-        EXPECT_LE(sizes.schedule_bytes / 4, MOK_CUDA_SCHEDULE_HEADER_WORDS + 3 * experts +
-                                                2 * capacity + 4 * (capacity / 128));
-        mok_cuda_workspace_destroy(workspace);
+        ExpectWordsBelowBound(1, tokens, experts, macrobatch);
+        ExpectWordsBelowBound(3, tokens, experts, macrobatch);
       }
     }
   }

@@ -71,6 +71,9 @@ class ExchangeTasks {
     tile.rows = Shuffle(own_.tile.rows, position_);
     tile.num_waits = Shuffle(own_.tile.num_waits, position_);
     tile.num_signals = Shuffle(own_.tile.num_signals, position_);
+    // With one macrobatch nothing in the ring is overwritten.
+    tile.may_copy =
+        program_->num_macrobatches() == 1 || Config::kBug == PassBug::kCopiesOverwritten;
     MOK_UNROLL
     for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
       tile.wait_counters[i] = Shuffle(own_.tile.wait_counters[i], position_);

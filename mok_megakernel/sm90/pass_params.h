@@ -63,15 +63,16 @@ enum class PassBug : int32_t {
   kNoProxyFence,          // neither who stores a tile nor who loads it
   kSignalBeforeEpilogue,  // a tile is signalled before it is stored
   kRelaxedSignal,
-  kReduceBeforeExit,  // what sums the routes does not wait
-  kRoutesDescending,  // a fused reduction adds the routes in the wrong order
-  kRingOverwrite,     // a pull does not wait for the readers of the slot
-  kWindowOverwrite,   // InputGrad does not wait until the rows of the slot have been sent
-  kGateUpOverwrite,   // GateUp's recomputation does not wait for the readers of d_gate and d_up
-  kPushTooEarly,      // a push does not wait for the rows that it sends
-  kExitBeforeSent,    // the exit does not wait for this rank's own pushes
-  kTailNotShared,     // pull warps do not come to the last pushes, their half of them
-  kEntryNotTold,      // no warp tells the peers that this rank has entered
+  kReduceBeforeExit,   // what sums the routes does not wait
+  kRoutesDescending,   // a fused reduction adds the routes in the wrong order
+  kRingOverwrite,      // a pull does not wait for the readers of the slot
+  kCopiesOverwritten,  // a pull copies rows of a ring that is used several times
+  kWindowOverwrite,    // InputGrad does not wait until the rows of the slot have been sent
+  kGateUpOverwrite,    // GateUp's recomputation does not wait for the readers of d_gate and d_up
+  kPushTooEarly,       // a push does not wait for the rows that it sends
+  kExitBeforeSent,     // the exit does not wait for this rank's own pushes
+  kTailNotShared,      // pull warps do not come to the last pushes, their half of them
+  kEntryNotTold,       // no warp tells the peers that this rank has entered
   kNoEntrySignal,
   kTaskReleasedBeforeRead,
   kNoEndOfWorkOnAbort,  // an aborted scheduler lets its block wait for ever

@@ -72,10 +72,13 @@ class PassParamsBuilder {
     params_.shape.num_comm_sms = config_.num_comm_sms;
   }
 
-  // Rows of every rank's tokens -> local rows of the ring.
+  // Rows of every rank's tokens -> local rows of the ring; a token's rows cross the link once if
+  // the ring holds them all.
   RowExchange Pull(BFloat16* local, const BFloat16* const* tokens_of_rank) const {
     RowExchange rows = Rows(local, const_cast<BFloat16* const*>(tokens_of_rank));
     rows.routes_per_row = shape_.topk;
+    const FirstRows& first = arguments_.schedule.first_rows;
+    rows.earlier = {first.of_token, first.max_tokens, CeilLog2(kRowBlock), config_.exchange_tiles};
     return rows;
   }
   // Local rows -> rows of every rank's routes.

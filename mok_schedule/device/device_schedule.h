@@ -57,6 +57,12 @@ MOK_HOST_DEVICE inline bool IsLate(const DeviceScheduleResult& schedule,
   return generation > 0 && !IsUnheard(generation) && !TakesPart(schedule, refusals);
 }
 
+// The first row of each token that has rows on this rank: its other rows hold the same values.
+struct FirstRows {
+  int32_t* of_token;   // [ep_size, max_tokens], of the others undefined; null: nobody needs it
+  int64_t max_tokens;  // of a rank
+};
+
 // Pointers into device memory; what the arrays hold is said at RoutingTableView and PieceTables.
 struct DeviceSchedule {
   int32_t* source_rank;         // [capacity rows]
@@ -64,7 +70,8 @@ struct DeviceSchedule {
   int32_t* expert_block_begin;  // [num_local_experts + 1]
   int32_t* expert_rows;         // [num_local_experts]
   int32_t* block_expert;        // [capacity rows / kRowBlock]
-  PieceTables pieces;           // for macrobatch_blocks; sized for the capacity
+  FirstRows first_rows;
+  PieceTables pieces;  // for macrobatch_blocks; sized for the capacity
   DeviceScheduleResult* result;
   int64_t macrobatch_blocks;  // of the ring that the pieces are for
   int32_t num_local_experts;
@@ -90,22 +97,34 @@ MOK_HOST_DEVICE inline void PlaceUncountedProgramView(ProgramShape shape,
   new (view) ProgramView(ProgramView::Uncounted(), shape, schedule.table(), schedule.pieces);
 }
 
+// Sizes of the arrays of a schedule.
+struct DeviceScheduleShape {
+  int64_t capacity_rows;  // RoutingTableCapacityRows of the largest batch
+  int32_t num_local_experts;
+  int64_t macrobatch_blocks;
+  int64_t ep_size;
+  int64_t max_tokens;  // of a rank
+  int32_t topk;
+
+  // Whether a token of another rank may have several rows.
+  bool has_first_rows() const { return ep_size > 1 && topk > 1; }
+};
+
 // Where the arrays of a schedule lie in one allocation.
 class DeviceScheduleLayout {
  public:
-  // capacity_rows: RoutingTableCapacityRows of the largest batch.
-  DeviceScheduleLayout(int64_t capacity_rows, int32_t num_local_experts, int64_t macrobatch_blocks)
-      : macrobatch_blocks_(macrobatch_blocks), num_local_experts_(num_local_experts) {
-    const int64_t blocks = capacity_rows / kRowBlock;
-    const int64_t macrobatches = CeilDiv(blocks, macrobatch_blocks);
+  explicit DeviceScheduleLayout(const DeviceScheduleShape& shape) : shape_(shape) {
+    const int64_t blocks = shape.capacity_rows / kRowBlock, experts = shape.num_local_experts;
+    const int64_t macrobatches = CeilDiv(blocks, shape.macrobatch_blocks);
     Place(kResult, sizeof(DeviceScheduleResult));
-    Place(kSourceRank, capacity_rows * kInt);
-    Place(kSourceRoute, capacity_rows * kInt);
-    Place(kExpertBlockBegin, (int64_t{num_local_experts} + 1) * kInt);
-    Place(kExpertRows, int64_t{num_local_experts} * kInt);
+    Place(kSourceRank, shape.capacity_rows * kInt);
+    Place(kSourceRoute, shape.capacity_rows * kInt);
+    Place(kExpertBlockBegin, (experts + 1) * kInt);
+    Place(kExpertRows, experts * kInt);
     Place(kBlockExpert, blocks * kInt);
+    Place(kFirstRow, shape.has_first_rows() ? shape.ep_size * shape.max_tokens * kInt : 0);
     Place(kPieceBegin, (macrobatches + 2) * kInt);
-    Place(kPieceExpert, (num_local_experts + macrobatches) * kInt);
+    Place(kPieceExpert, (experts + macrobatches) * kInt);
     Place(kCarryOwner, (macrobatches + 1) * kInt);
   }
 
@@ -122,10 +141,11 @@ class DeviceScheduleLayout {
     schedule.expert_block_begin = array(kExpertBlockBegin);
     schedule.expert_rows = array(kExpertRows);
     schedule.block_expert = array(kBlockExpert);
+    schedule.first_rows = {shape_.has_first_rows() ? array(kFirstRow) : nullptr, shape_.max_tokens};
     schedule.pieces = {array(kPieceBegin), array(kPieceExpert), array(kCarryOwner)};
     schedule.result = reinterpret_cast<DeviceScheduleResult*>(array(kResult));
-    schedule.macrobatch_blocks = macrobatch_blocks_;
-    schedule.num_local_experts = num_local_experts_;
+    schedule.macrobatch_blocks = shape_.macrobatch_blocks;
+    schedule.num_local_experts = shape_.num_local_experts;
     return schedule;
   }
 
@@ -137,6 +157,7 @@ class DeviceScheduleLayout {
     kExpertBlockBegin,
     kExpertRows,
     kBlockExpert,
+    kFirstRow,
     kPieceBegin,
     kPieceExpert,
     kCarryOwner,
@@ -150,8 +171,7 @@ class DeviceScheduleLayout {
     bytes_ += RoundUp(bytes, kAlignment);
   }
 
-  int64_t macrobatch_blocks_;
-  int32_t num_local_experts_;
+  DeviceScheduleShape shape_;
   int64_t begin_[kNumArrays];
   int64_t bytes_ = 0;
 };

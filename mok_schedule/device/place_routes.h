@@ -212,7 +212,35 @@ MOK_DEVICE void PlacePadding(const ScheduleParams& p, const Storage& s) {
   }
 }
 
-// Writes the rows of the block's routes, from the local experts that the same threads have kept.
+// Whether a token's row of route k is its first on this rank: of the lowest expert, then k.
+// local_experts: [topk] of the token.
+MOK_DEVICE bool IsFirstOfToken(const int16_t* local_experts, uint32_t k, uint32_t topk) {
+  const int32_t own = local_experts[k];
+  bool is_first = true;
+  for (uint32_t other = 0; other < topk; ++other) {
+    const int32_t expert = local_experts[other];
+    const bool precedes = expert < own || (expert == own && other < k);
+    if (expert >= 0 && precedes) is_first = false;
+  }
+  return is_first;
+}
+
+// Route `index` of the warp has that row. kept: local experts of the warp's routes.
+template <int kBug, class Storage>
+MOK_DEVICE void PlaceRoute(const ScheduleParams& p, const Storage& s, const PositionRange& range,
+                           const int16_t* kept, uint32_t index, int32_t row) {
+  const DeviceSchedule& schedule = p.schedule;
+  const RouteSource source = SourceOf<kBug>(p, s, range, index);
+  schedule.source_rank[row] = source.rank;
+  schedule.source_route[row] = source.route;
+  if (schedule.first_rows.of_token == nullptr) return;
+  const auto topk = static_cast<uint32_t>(p.layer.topk);
+  const uint32_t k = index % topk, token = static_cast<uint32_t>(source.route) / topk;
+  if (kBug != kScheduleAnyRowIsFirst && !IsFirstOfToken(kept + index - k, k, topk)) return;
+  schedule.first_rows.of_token[source.rank * schedule.first_rows.max_tokens + token] = row;
+}
+
+// Writes the rows of the block's routes, from the local experts that the same warps have kept.
 template <int kBug, class Storage>
 MOK_DEVICE void PlaceRoutes(const ScheduleParams& p, Storage& s) {
   const int num_experts = p.schedule.num_local_experts;
@@ -236,9 +264,7 @@ MOK_DEVICE void PlaceRoutes(const ScheduleParams& p, Storage& s) {
     for (int i = 0; i < kRouteBatch; ++i) {
       const int32_t row = Tally<kBug>(next_row, local_expert[i], expert_bits);
       if (local_expert[i] < 0) continue;
-      const RouteSource source = SourceOf<kBug>(p, s, range, base + 32 * i + Thread() % 32);
-      p.schedule.source_rank[row] = source.rank;
-      p.schedule.source_route[row] = source.route;
+      PlaceRoute<kBug>(p, s, range, kept, base + 32 * i + Thread() % 32, row);
     }
   }
   if (kBug != kScheduleNoPadding) PlacePadding(p, s);

@@ -19,6 +19,7 @@ enum ScheduleBug : int {
   kScheduleLanesOutOfOrder,
   kScheduleTokensInOrder,
   kScheduleNoPadding,
+  kScheduleAnyRowIsFirst,  // every row of a token says that it is the first
   kScheduleCountersKept,
   kScheduleEpochKept,
   kScheduleInvalidIdAccepted,     // does not refuse the batch

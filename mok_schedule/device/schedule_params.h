@@ -36,7 +36,7 @@ struct InvalidId {
 struct ScheduleScratch {
   InvalidId* invalid;     // [grid blocks] block -> the block that announces the batch
   int32_t* counts;        // [placing blocks, num_local_experts] rows: block -> all blocks
-  int16_t* local_expert;  // [positions, topk] -1: no local expert. Counting -> placing, same thread
+  int16_t* local_expert;  // [positions, topk] -1: no local expert. Counting -> placing, same warp
 };
 
 // Which part of the work a launch does.

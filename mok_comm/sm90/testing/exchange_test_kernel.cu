@@ -30,6 +30,7 @@ MOK_DEVICE ExchangeTile TileOf(const ExchangeTestParams& p, int32_t index, bool 
   tile.wait_counters[1] = kEntered;
   tile.wait_targets[1] = 1;
   tile.num_signals = pull ? 1 : 2;
+  tile.may_copy = true;
   tile.signals[0] = pull ? filled : sent;
   tile.signals[1] = kTotal;
   return tile;

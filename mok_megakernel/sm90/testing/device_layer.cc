@@ -170,8 +170,9 @@ void DeviceLayer::UploadSchedule(int index) {
   rank.num_rows = table.num_valid_rows();
 
   const int64_t capacity = std::max<int64_t>(table.num_rows(), kRowBlock);
-  const DeviceScheduleLayout layout(capacity, table.num_local_experts,
-                                    rank.config.macrobatch_blocks);
+  const DeviceScheduleLayout layout({capacity, table.num_local_experts,
+                                     rank.config.macrobatch_blocks, num_ranks(),
+                                     rank.shape.max_tokens, spec.topk});
   std::vector<std::byte> host(static_cast<size_t>(layout.bytes()));
   const DeviceSchedule schedule = layout.At(host.data());
   *schedule.result = {table.num_row_blocks(), spec.num_tokens(), 0};
@@ -181,6 +182,12 @@ void DeviceLayer::UploadSchedule(int index) {
             schedule.expert_block_begin);
   std::copy(table.expert_rows.begin(), table.expert_rows.end(), schedule.expert_rows);
   std::copy(table.block_expert.begin(), table.block_expert.end(), schedule.block_expert);
+  for (int64_t row = table.num_rows() - 1; schedule.first_rows.of_token != nullptr && row >= 0;
+       --row) {
+    const int64_t source = table.source_rank[row], token = table.source_route[row] / spec.topk;
+    const int64_t entry = source * schedule.first_rows.max_tokens + token;
+    if (source >= 0) schedule.first_rows.of_token[entry] = static_cast<int32_t>(row);
+  }
   RingPlan ring;
   ring.num_row_blocks = table.num_row_blocks();
   ring.macrobatch_blocks = rank.config.macrobatch_blocks;

@@ -44,7 +44,8 @@ ScheduleRanksOnDevice::ScheduleRanksOnDevice(const std::vector<ScheduleRank>& ra
                        exchange};
     const int64_t capacity = std::max<int64_t>(
         RoutingTableCapacityRows(total_tokens, topk, rank.num_local_experts), kRowBlock);
-    const DeviceScheduleLayout layout(capacity, rank.num_local_experts, rank.macrobatch_blocks);
+    const DeviceScheduleLayout layout(
+        {capacity, rank.num_local_experts, rank.macrobatch_blocks, ep_size, max_tokens, topk});
     params.schedule = layout.At(memory_.Allocate(rank.device, layout.bytes(), "schedule"));
     const ScheduleScratchLayout scratch(ep_size, std::max<int64_t>(max_tokens, 1), topk,
                                         rank.num_local_experts, kGridBlocks);

@@ -83,7 +83,8 @@ DeviceScheduleLayout ScheduleRanks::TableLayout(int rank) const {
   const int num_local_experts = config_.partition.num_local_experts(rank);
   const int64_t rows = RoutingTableCapacityRows(config_.ep_size() * config_.max_tokens,
                                                 config_.topk, num_local_experts);
-  return DeviceScheduleLayout(rows, num_local_experts, config_.macrobatch_blocks);
+  return DeviceScheduleLayout({rows, num_local_experts, config_.macrobatch_blocks,
+                               config_.ep_size(), config_.max_tokens, config_.topk});
 }
 
 void ScheduleRanks::AllocateRank(int index, int num_slots) {
@@ -214,6 +215,7 @@ StatusOr<RoutingTable> ScheduleRanks::ExpectedTable(int slot, int rank, bool is_
 Status ScheduleRanks::CompareTo(int slot, int rank, bool is_refused) const {
   MOK_ASSIGN_OR_RETURN(const RoutingTable expected, ExpectedTable(slot, rank, is_refused));
   Status status = CompareRank(rank, slot, expected, is_refused);
+  if (status.ok()) status = CompareFirstRows(rank, slot, expected);
   if (status.ok()) status = ComparePieces(rank, slot, expected);
   return status.ok() ? status : InternalError("rank ", rank, ": ", status.message());
 }
@@ -250,6 +252,26 @@ Status ScheduleRanks::CompareRank(int rank, int slot, const RoutingTable& expect
   MOK_RETURN_IF_ERROR(CompareArray("block_expert", actual.block_expert, expected.block_expert));
   MOK_RETURN_IF_ERROR(CompareArray("source_rank", actual.source_rank, expected.source_rank));
   return CompareArray("source_route", actual.source_route, expected.source_route);
+}
+
+Status ScheduleRanks::CompareFirstRows(int rank, int slot, const RoutingTable& expected) const {
+  const FirstRows& actual = schedule(rank, slot).first_rows;
+  if ((actual.of_token != nullptr) != (config_.ep_size() > 1 && config_.topk > 1)) {
+    return InternalError("first_rows: ", actual.of_token != nullptr ? "there" : "missing");
+  }
+  if (actual.of_token == nullptr) return OkStatus();
+  const auto rows = FromDevice(actual.of_token, config_.ep_size() * config_.max_tokens);
+  std::vector<bool> seen(rows.size());
+  for (int64_t row = 0; row < expected.num_rows(); ++row) {
+    const int64_t source = expected.source_rank[row];
+    if (source < 0) continue;
+    const int64_t token = source * config_.max_tokens + expected.source_route[row] / config_.topk;
+    if (!seen[token] && rows[token] != row) {
+      return InternalError("first_rows[", token, "]: expected ", row, ", got ", rows[token]);
+    }
+    seen[token] = true;
+  }
+  return OkStatus();
 }
 
 Status ScheduleRanks::ComparePieces(int rank, int slot, const RoutingTable& expected) const {

@@ -87,6 +87,7 @@ class ScheduleRanks {
   StatusOr<RoutingTable> ExpectedTable(int slot, int rank, bool is_refused) const;
   Status CompareTo(int slot, int rank, bool is_refused) const;
   Status CompareRank(int rank, int slot, const RoutingTable& expected, bool is_refused) const;
+  Status CompareFirstRows(int rank, int slot, const RoutingTable& expected) const;
   Status ComparePieces(int rank, int slot, const RoutingTable& expected) const;
 
   ScheduleRanksConfig config_;
