@@ -14,11 +14,11 @@
  * order. The ranks meet on the GPUs: a rank that does not come makes the others' kernels end after
  * the timeout. What a kernel finds wrong is written to `records` and returned by mok_cuda_check,
  * which a caller asks before it builds a schedule:
- *   - an expert id outside [-1, E) on any rank, or ranks that disagree on max_tokens, H, K, E or on
- *     who owns which experts: returned once, on every rank, by mok_cuda_check. Every rank refuses
- *     that schedule, and its outputs hold anything. With several ranks it goes for all that a rank
- *     calls before its mok_cuda_check has returned the error: nothing of it does anything or waits
- *     for anybody. Then the workspaces work on, the ranks in step whenever each has heard.
+ *   - an expert id outside [-1, E) on any rank, or ranks that disagree on max_tokens, H, I, Is, K,
+ *     E or on who owns which experts: returned once, on every rank, by mok_cuda_check. Every rank
+ *     refuses that schedule, and its outputs hold anything. With several ranks it goes for all that
+ *     a rank calls before its mok_cuda_check has returned the error: nothing of it does anything or
+ *     waits for anybody. Then the workspaces work on, the ranks in step whenever each has heard.
  *     Schedules from before the error cannot be used any more: a pass of one has no effect but that
  *     the next schedule is refused for it.
  *   - MOK_DEADLINE_EXCEEDED, by any call: the workspace is unusable from then on.
@@ -173,7 +173,8 @@ typedef struct MokCudaScheduleArgs {
 } MokCudaScheduleArgs;
 
 /* Collective. Of the layer it reads the experts, num_tokens and macrobatch_rows (and, where that is
- * 0, what the heuristic looks at); and num_sms, which changes neither the schedule nor, but for the
+ * 0, what the heuristic looks at); the intermediate sizes, but for the heuristic only to compare
+ * them with the other ranks'; and num_sms, which changes neither the schedule nor, but for the
  * heuristic, the size of its memory and scratch. The schedule serves any number of forwards with
  * the same T, R, K, experts and macrobatch, of this workspace. */
 MOK_API int32_t mok_cuda_schedule_build(MokCudaWorkspace* workspace, const MokCudaLayer* layer,

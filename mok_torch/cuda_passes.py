@@ -26,6 +26,8 @@ from mok_torch.ring import RingLayout, ring_shapes
 from mok_torch.workspace import Workspace
 
 _WORDS_ALIGNMENT = 256  # bytes: MOK_CUDA_ALIGNMENT
+# Of an explicit schedule, which any layer may use: the same on all ranks.
+UNKNOWN_WIDTHS = (8, 0)
 
 
 class ScheduleSizes(NamedTuple):
@@ -149,26 +151,35 @@ class PassCall(NamedTuple):
     swiglu_limit: float
 
 
-def _layer_struct(plan: Plan, num_tokens: int, experts: tuple[int, int, int]) -> _C.CudaLayer:
-    """experts: El, first expert, E."""
+def _layer_struct(
+    plan: Plan, num_tokens: int, experts: tuple[int, int, int], widths: tuple[int, int]
+) -> _C.CudaLayer:
+    """experts: El, first expert, E. widths: I and Is."""
     layer = _C.CudaLayer()
     layer.num_local_experts, layer.first_expert, layer.num_experts = experts
     layer.num_tokens = num_tokens
     layer.minibatch_rows = plan.minibatch_rows
     layer.macrobatch_rows = max(plan.ring_rows, ROW_BLOCK)
     layer.num_sms = plan.num_sms
-    # Of no consequence to a schedule.
-    layer.intermediate = 8
+    layer.intermediate, layer.shared_intermediate = widths
     return layer
 
 
 def schedule_call(
-    engine: CudaEngine, plan: Plan, num_tokens: int, num_local_experts: int, num_experts: int
+    engine: CudaEngine,
+    plan: Plan,
+    num_tokens: int,
+    num_local_experts: int,
+    num_experts: int,
+    widths: tuple[int, int] = UNKNOWN_WIDTHS,
 ) -> ScheduleCall:
-    """Sizes of a schedule. With several ranks and num_experts = 0 the ranks meet on the host."""
+    """Sizes of a schedule. With several ranks and num_experts = 0 the ranks meet on the host.
+
+    widths: I and Is, which the kernel compares on all ranks; nothing else depends on them.
+    """
     first_expert, num_experts = engine.owned_experts(num_local_experts, num_experts)
     experts = (num_local_experts, first_expert, num_experts)
-    layer = _layer_struct(plan, num_tokens, experts)
+    layer = _layer_struct(plan, num_tokens, experts, widths)
     memory = engine.layer_memory(layer)
     sizes = ScheduleSizes(
         num_tokens,
@@ -202,8 +213,7 @@ def pass_call(
     """
     _check_age(sizes, engine)
     widths = (layer.intermediate, layer.shared_intermediate)
-    struct = _layer_struct(plan, layer.num_tokens, sizes[2:5])
-    struct.intermediate, struct.shared_intermediate = widths
+    struct = _layer_struct(plan, layer.num_tokens, sizes[2:5], widths)
     num_comm = (plan.fwd_num_comm, plan.bwd_num_comm)
     if num_comm[not is_backward] != num_comm[is_backward]:
         struct.num_comm_sms = num_comm[not is_backward]
@@ -246,14 +256,17 @@ def build_schedule(
     routes: Tensor,
     num_local_experts: int,
     num_experts: int,
+    widths: tuple[int, int] = UNKNOWN_WIDTHS,
 ) -> tuple[CudaSchedule, ScheduleCall]:
     """Queues the schedule of int64 or int32 routes [T, K]. Collective.
 
     num_experts: E, which the kernel compares on all ranks; 0: what the ranks' experts add up to.
+    widths: see schedule_call.
     """
     engine = workspace.engine
     with workspace.reporting_errors(_C.OP_SCHEDULE):
-        call = schedule_call(engine, plan, routes.shape[0], num_local_experts, num_experts)
+        experts = (num_local_experts, num_experts)
+        call = schedule_call(engine, plan, routes.shape[0], *experts, widths)
         schedule = new_schedule(engine, call.sizes)
         queue_schedule(engine, call, schedule, routes)
     return schedule, call

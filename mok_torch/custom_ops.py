@@ -102,7 +102,9 @@ def moe_forward(
     with owner.reporting_errors(_C.OP_SCHEDULE):
         out = x.new_empty(x.shape)
         ring = passes.new_ring(layer, plan.ring_rows)
-    schedule = passes.build_schedule(owner, plan, routes, layer.num_local_experts, plan.num_experts)
+    experts = (layer.num_local_experts, plan.num_experts)
+    widths = (layer.intermediate, layer.shared_intermediate)
+    schedule = passes.build_schedule(owner, plan, routes, *experts, widths)
     passes.run_forward(LayerCall(owner, plan, schedule, layer, ring, limit), out)
     return out, passes.save_schedule(schedule, plan.schedule_words), *ring
 

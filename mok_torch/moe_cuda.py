@@ -118,9 +118,9 @@ def check(
     owner, plan, limit, layer, routes = custom_ops.check_forward((*inputs, swiglu_limit))
     with owner.reporting_errors(_C.OP_SCHEDULE):
         engine = owner.engine
-        schedule = cuda_passes.schedule_call(
-            engine, plan, layer.num_tokens, layer.num_local_experts, plan.num_experts
-        )
+        experts = (layer.num_local_experts, plan.num_experts)
+        widths = (layer.intermediate, layer.shared_intermediate)
+        schedule = cuda_passes.schedule_call(engine, plan, layer.num_tokens, *experts, widths)
         forward = cuda_passes.pass_call(engine, plan, schedule.sizes, layer, limit)
         # Nothing but a launch is left to fail between the schedule and its forward.
         scratch_bytes = max(schedule.scratch_bytes, forward.scratch_bytes)

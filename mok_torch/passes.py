@@ -220,14 +220,16 @@ def build_schedule(
     topk_idx: Tensor,
     num_local_experts: int,
     num_experts: int,
+    widths: tuple[int, int] = cuda_passes.UNKNOWN_WIDTHS,
 ) -> _C.Schedule | cuda_passes.CudaSchedule:
     """The engine's schedule of int64 topk_idx [T, K], contiguous. Collective.
 
     num_experts: E, which the engine compares on all ranks; 0: what the ranks' experts add up to.
+    widths: I and Is, which a GPU's schedule compares; a CPU's forward does so itself.
     """
     if topk_idx.is_cuda:
         experts = (num_local_experts, num_experts)
-        return cuda_passes.build_schedule(workspace, plan, topk_idx, *experts)[0]
+        return cuda_passes.build_schedule(workspace, plan, topk_idx, *experts, widths)[0]
     config = engine_config(plan, workspace.ranks_in_process, plan.fwd_num_comm)
     with workspace.host_call("a forward or build_schedule"):
         return _C.Schedule.build(

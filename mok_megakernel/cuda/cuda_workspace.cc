@@ -135,6 +135,8 @@ ScheduleParams CudaWorkspace::CommonScheduleParams(const CudaLayerPlan& plan,
   params.layer.ep_size = shape_.ep_size;
   params.layer.topk = shape_.topk;
   params.layer.hidden = shape_.hidden;
+  params.layer.intermediate = layer.intermediate;
+  params.layer.shared_intermediate = layer.shared_intermediate;
   params.layer.num_experts = layer.num_experts;
   params.layer.first_expert = layer.first_expert;
   params.exchange = {state_layout_.At<std::byte*>(state_, CudaStateLayout::kScheduleRegions),

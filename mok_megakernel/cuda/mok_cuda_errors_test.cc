@@ -261,6 +261,12 @@ TEST(MokCudaErrorsTest, RanksThatDisagreeHearOfIt) {
     ExpectAllHearOfDisagreement(
         num_ranks, {}, [](CudaRanks::Rank& rank) { rank.layer.first_expert = 1; },
         "experts of rank 1: expected to start where the ranks below end, at 2");
+    ExpectAllHearOfDisagreement(
+        num_ranks, {}, [](CudaRanks::Rank& rank) { rank.layer.intermediate += 8; },
+        "intermediate of rank 1: expected ");
+    ExpectAllHearOfDisagreement(
+        num_ranks, {}, [](CudaRanks::Rank& rank) { rank.layer.shared_intermediate += 8; },
+        "shared_intermediate of rank 1: expected ");
     CudaRanksOptions options;
     options.change_options = [](int rank, MokCudaOptions& of_rank) {
       if (rank == 1) of_rank.hidden += 8;

@@ -22,15 +22,17 @@ enum ScheduleBug : int {
   kScheduleAnyRowIsFirst,  // every row of a token says that it is the first
   kScheduleCountersKept,
   kScheduleEpochKept,
-  kScheduleInvalidIdAccepted,     // does not refuse the batch
-  kScheduleHiddenNotCompared,     // takes ranks that disagree on it for ones that agree
-  kScheduleMaxTokensNotCompared,  // likewise
-  kScheduleRefusalForgotten,      // ... does not remember it for what follows
-  kScheduleUnheardTakesPart,      // builds a batch that follows before the host has heard
-  kScheduleUnheardCounted,        // ... counts it, so that the ranks get out of step
-  kScheduleNotResumed,            // stays out after the host has heard
-  kScheduleLatePassNotTold,       // does not tell the others that a pass was late
-  kScheduleLatePassKept,          // ... refuses all batches for it
+  kScheduleInvalidIdAccepted,        // does not refuse the batch
+  kScheduleHiddenNotCompared,        // takes ranks that disagree on it for ones that agree
+  kScheduleIntermediateNotCompared,  // likewise
+  kScheduleSharedNotCompared,        // likewise
+  kScheduleMaxTokensNotCompared,     // likewise
+  kScheduleRefusalForgotten,         // ... does not remember it for what follows
+  kScheduleUnheardTakesPart,         // builds a batch that follows before the host has heard
+  kScheduleUnheardCounted,           // ... counts it, so that the ranks get out of step
+  kScheduleNotResumed,               // stays out after the host has heard
+  kScheduleLatePassNotTold,          // does not tell the others that a pass was late
+  kScheduleLatePassKept,             // ... refuses all batches for it
   kScheduleBugCount,
 };
 

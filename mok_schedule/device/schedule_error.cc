@@ -22,6 +22,10 @@ Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record) {
       return Disagreement("max_tokens", record);
     case ScheduleErrorKind::kHidden:
       return Disagreement("hidden", record);
+    case ScheduleErrorKind::kIntermediate:
+      return Disagreement("intermediate", record);
+    case ScheduleErrorKind::kSharedIntermediate:
+      return Disagreement("shared_intermediate", record);
     case ScheduleErrorKind::kTopk:
       return Disagreement("topk", record);
     case ScheduleErrorKind::kNumExperts:

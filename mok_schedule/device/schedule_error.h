@@ -9,16 +9,18 @@ namespace mok {
 
 enum class ScheduleErrorKind : int32_t {
   kNone,
-  kExpertId,      // an id outside [-1, E)
-  kMaxTokens,     // ranks disagree on the most tokens of a rank
-  kHidden,        // ranks disagree on H
-  kTopk,          // ranks disagree on K
-  kNumExperts,    // ranks disagree on E
-  kExpertRanges,  // the ranks' experts are not consecutive ranges that end at E
-  kRankFailed,    // a rank has announced that it cannot take part; it records nothing itself
-  kLatePass,      // a rank has run a pass of a schedule that was lost, see RefusalState
+  kExpertId,            // an id outside [-1, E)
+  kMaxTokens,           // ranks disagree on the most tokens of a rank
+  kHidden,              // ranks disagree on H
+  kIntermediate,        // ranks disagree on I
+  kSharedIntermediate,  // ranks disagree on Is
+  kTopk,                // ranks disagree on K
+  kNumExperts,          // ranks disagree on E
+  kExpertRanges,        // the ranks' experts are not consecutive ranges that end at E
+  kRankFailed,          // a rank has announced that it cannot take part; it records nothing itself
+  kLatePass,            // a rank has run a pass of a schedule that was lost, see RefusalState
 };
-inline constexpr int kNumScheduleErrorKinds = 9;
+inline constexpr int kNumScheduleErrorKinds = 11;
 
 // In mapped host memory, one per rank, zero before first use. The batch was refused, and the table
 // left empty, on every rank, and every rank records the same error. The first one is kept until the

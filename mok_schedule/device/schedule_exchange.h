@@ -9,19 +9,22 @@
 
 namespace mok {
 
-// One rank's message to another. Equal on all ranks: max_tokens, hidden, topk, num_experts.
+// One rank's message to another. Equal on all ranks: max_tokens, hidden, intermediate,
+// shared_intermediate, topk, num_experts.
 struct ScheduleHeader {
-  int64_t num_tokens;         // T_r of this batch
-  int64_t invalid_route;      // first route whose expert id is outside [-1, E); -1: none
-  int64_t invalid_id;         // that id
-  int64_t max_tokens;         // of the layout
-  int64_t hidden;             // H
-  int32_t topk;               // K
-  int32_t num_experts;        // E
-  int32_t first_expert;       // the rank's experts are first_expert ..
-  int32_t num_local_experts;  // .. first_expert + num_local_experts - 1
-  int32_t failure;            // 0, or a StatusCode: the rank cannot take part
-  int32_t late_passes;        // of RefusalState
+  int64_t num_tokens;           // T_r of this batch
+  int64_t invalid_route;        // first route whose expert id is outside [-1, E); -1: none
+  int64_t invalid_id;           // that id
+  int64_t max_tokens;           // of the layout
+  int32_t hidden;               // H
+  int32_t intermediate;         // I
+  int32_t shared_intermediate;  // Is
+  int32_t topk;                 // K
+  int32_t num_experts;          // E
+  int32_t first_expert;         // the rank's experts are first_expert ..
+  int32_t num_local_experts;    // .. first_expert + num_local_experts - 1
+  int32_t failure;              // 0, or a StatusCode: the rank cannot take part
+  int32_t late_passes;          // of RefusalState
 };
 
 // The region. Flags and headers lie at places that depend on the number of ranks alone, so that

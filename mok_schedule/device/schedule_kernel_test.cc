@@ -240,19 +240,30 @@ std::string DisagreementOf(int num_ranks, const std::function<void(ScheduleParam
   return first.message();
 }
 
-void DisagreeOnHidden(ScheduleParams& params) { params.layer.hidden = 8; }
+// Of a rank that disagrees: how, and what all ranks hear.
+struct Disagreement {
+  void (*change)(ScheduleParams& params);
+  const char* text;
+};
+
 // Also its ids then lie elsewhere than the others look for them.
 void DisagreeOnMaxTokens(ScheduleParams& params) {
   params.exchange.layout = ScheduleExchangeLayout(params.layer.ep_size, 5, params.layer.topk);
 }
-constexpr char kHiddenText[] = "hidden of rank 1: expected 0, that of rank 0, got 8";
-constexpr char kMaxTokensText[] = "max_tokens of rank 1: expected 10, that of rank 0, got 5";
+constexpr Disagreement kDisagreements[] = {
+    {[](ScheduleParams& p) { p.layer.hidden = 8; },
+     "hidden of rank 1: expected 0, that of rank 0, got 8"},
+    {[](ScheduleParams& p) { p.layer.intermediate = 16; },
+     "intermediate of rank 1: expected 0, that of rank 0, got 16"},
+    {[](ScheduleParams& p) { p.layer.shared_intermediate = 24; },
+     "shared_intermediate of rank 1: expected 0, that of rank 0, got 24"},
+    {DisagreeOnMaxTokens, "max_tokens of rank 1: expected 10, that of rank 0, got 5"},
+};
 
 TEST(ScheduleKernelTest, DisagreementIsRecordedOnEveryRank) {
   for (const int num_ranks : {2, 3}) {
     const auto text = [&](auto change) { return DisagreementOf(num_ranks, change); };
-    EXPECT_EQ(text(DisagreeOnHidden), kHiddenText);
-    EXPECT_EQ(text(DisagreeOnMaxTokens), kMaxTokensText);
+    for (const Disagreement& known : kDisagreements) EXPECT_EQ(text(known.change), known.text);
     EXPECT_EQ(text([](ScheduleParams& p) { p.layer.topk = 2; }),
               "topk of rank 1: expected 4, that of rank 0, got 2");
     EXPECT_EQ(text([](ScheduleParams& p) { p.layer.num_experts += 1; }),
@@ -397,10 +408,10 @@ std::string RunWithBug(int bug, uint64_t seed) {
   std::string kind = RunBatches(bug, seed);
   if (kind == "ok") kind = RunRefusals(bug, seed, 3);
   if (kind != "ok") return kind;
-  const std::string hidden = DisagreementOf(3, DisagreeOnHidden, bug, seed);
-  if (hidden != kHiddenText) return hidden.empty() ? "no error" : hidden;
-  const std::string max_tokens = DisagreementOf(3, DisagreeOnMaxTokens, bug, seed);
-  if (max_tokens != kMaxTokensText) return max_tokens.empty() ? "no error" : max_tokens;
+  for (const Disagreement& known : kDisagreements) {
+    const std::string text = DisagreementOf(3, known.change, bug, seed);
+    if (text != known.text) return text.empty() ? "no error" : text;
+  }
   return kind;
 }
 

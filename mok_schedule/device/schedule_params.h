@@ -63,8 +63,10 @@ struct ScheduleParams {
     int32_t topk;
     int32_t num_experts;   // E
     int32_t first_expert;  // of this rank
-    // H, if symmetric memory depends on it: only compared, with the other ranks'.
+    // H, I and Is, as far as the caller knows them: only compared, with the other ranks'.
     int32_t hidden = 0;
+    int32_t intermediate = 0;
+    int32_t shared_intermediate = 0;
     // Not kOk: this rank cannot take part in the batch, as its host has raised. Its tokens and
     // experts do not count, the batch is refused, and the other ranks record it.
     StatusCode failure = StatusCode::kOk;

@@ -45,6 +45,8 @@ MOK_DEVICE void Announce(const ScheduleParams& p, Storage& s) {
                                  first.value,
                                  p.exchange.layout.max_tokens(),
                                  p.layer.hidden,
+                                 p.layer.intermediate,
+                                 p.layer.shared_intermediate,
                                  p.layer.topk,
                                  p.layer.num_experts,
                                  p.layer.first_expert,
@@ -148,6 +150,13 @@ MOK_DEVICE BatchError ErrorOf(const ScheduleHeader* headers, int rank, int ep_si
   }
   if (header.hidden != first.hidden && kBug != kScheduleHiddenNotCompared) {
     return {ScheduleErrorKind::kHidden, rank};
+  }
+  if (header.intermediate != first.intermediate && kBug != kScheduleIntermediateNotCompared) {
+    return {ScheduleErrorKind::kIntermediate, rank};
+  }
+  if (header.shared_intermediate != first.shared_intermediate &&
+      kBug != kScheduleSharedNotCompared) {
+    return {ScheduleErrorKind::kSharedIntermediate, rank};
   }
   if (header.topk != first.topk) return {ScheduleErrorKind::kTopk, rank};
   if (header.num_experts != first.num_experts) return {ScheduleErrorKind::kNumExperts, rank};

@@ -36,6 +36,14 @@ MOK_DEVICE void RecordError(const ScheduleParams& p, const Storage& s, BatchErro
       error.expected = headers[0].hidden;
       error.observed = header.hidden;
       break;
+    case ScheduleErrorKind::kIntermediate:
+      error.expected = headers[0].intermediate;
+      error.observed = header.intermediate;
+      break;
+    case ScheduleErrorKind::kSharedIntermediate:
+      error.expected = headers[0].shared_intermediate;
+      error.observed = header.shared_intermediate;
+      break;
     case ScheduleErrorKind::kTopk:
       error.expected = headers[0].topk;
       error.observed = header.topk;
