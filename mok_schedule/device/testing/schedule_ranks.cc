@@ -52,7 +52,11 @@ std::string ScheduleRanksConfig::Description() const {
 }
 
 ScheduleRanks::ScheduleRanks(const ScheduleRanksConfig& config, int num_slots)
-    : config_(config), ranks_(config.ep_size()), batches_(num_slots), refused_(num_slots) {
+    : config_(config),
+      ranks_(config.ep_size()),
+      batches_(num_slots),
+      invalid_(num_slots),
+      refused_(num_slots) {
   for (int rank = 0; rank < config.ep_size(); ++rank) AllocateRank(rank, num_slots);
   std::vector<void*> regions;
   for (const Rank& rank : ranks_) regions.push_back(rank.region);
@@ -133,6 +137,7 @@ void ScheduleRanks::AllocateRank(int index, int num_slots) {
 
 void ScheduleRanks::SetBatch(const ScheduleBatch& batch, int slot_index) {
   batches_[slot_index] = batch;
+  invalid_[slot_index] = HasInvalidIds(slot_index);
   for (int index = 0; index < config_.ep_size(); ++index) {
     Slot& slot = ranks_[index].slots[slot_index];
     const std::vector<int64_t>& ids = batch[index];
@@ -171,7 +176,7 @@ void ScheduleRanks::LaunchRanks(int slot, const std::vector<int>& ranks) {
 }
 
 void ScheduleRanks::Launch(int slot) {
-  const bool is_invalid = HasInvalidIds(slot);
+  const bool is_invalid = invalid_[slot];
   refused_[slot] = is_invalid || is_unheard_;
   if (is_invalid && config_.ep_size() > 1) is_unheard_ = true;
   std::vector<int> all;

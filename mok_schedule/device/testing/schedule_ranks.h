@@ -93,6 +93,7 @@ class ScheduleRanks {
   ScheduleRanksConfig config_;
   std::vector<Rank> ranks_;
   std::vector<ScheduleBatch> batches_;  // [slot]
+  std::vector<bool> invalid_;           // [slot] the batch has an invalid id
   std::vector<bool> refused_;           // [slot]
   bool is_unheard_ = false;             // a batch has been refused and no rank has resumed
   std::vector<void*> allocations_;
