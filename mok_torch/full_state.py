@@ -20,6 +20,7 @@ from mok_torch.scalars import as_flag
 _CALL = "full_state_dict"
 _WORDS_AT_ONCE = 2**20  # what a digest takes to hash them: 8 MiB, a few times
 _MULTIPLIER = 0x1E3779B97F4A7C15  # odd, below 2^63
+_NO_SIGNS = 2**35 - 1  # what PyTorch shifts in at the left of 64 - 29 bits
 
 
 def _moe_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -78,29 +79,29 @@ def _digests(layer) -> tuple[int, int]:
 
 def _digest(module: nn.Module | None) -> int:
     """Of the bits of a module's tensors; 0 of none, and of a shard (of FSDP)."""
-    total = 0
+    total = torch.zeros((), dtype=torch.int64, device="cpu")
     for tensor in module.state_dict().values() if module is not None else ():
         if not hasattr(tensor, "to_local"):
-            total = _mix((total + _digest_of_tensor(tensor)) % 2**64) % 2**64
-    return total
+            total = _mix(total + _digest_of_tensor(tensor))
+    return int(total)
 
 
-def _digest_of_tensor(tensor: Tensor) -> int:
-    """The sum of a hash of each word and its place, modulo 2^64: the same in any order."""
-    halves = tensor.detach().contiguous().view(torch.int16).flatten()
+def _digest_of_tensor(tensor: Tensor) -> Tensor:
+    """The sum of a hash of each word and its place, int64 that wraps: the same in any order."""
+    halves = tensor.detach().contiguous().flatten().view(torch.int16)
     halves = torch.nn.functional.pad(halves, (0, -halves.numel() % 4))
-    total = 0
+    total = torch.zeros((), dtype=torch.int64, device="cpu")
     for index, words in enumerate(halves.view(torch.int64).split(_WORDS_AT_ONCE)):
         begin = index * _WORDS_AT_ONCE
         places = torch.arange(begin, begin + words.numel(), device=words.device)
-        total += int(_mix(_mix(words) + places).sum())
-    return total % 2**64
+        total += _mix(_mix(words) + places).sum().cpu()
+    return total
 
 
-def _mix(words):
-    """A permutation of 64-bit words, an int or a tensor, which spreads every bit; modulo 2^64."""
+def _mix(words: Tensor) -> Tensor:
+    """A permutation of the int64 words, modulo 2^64, which spreads every bit."""
     words = words * _MULTIPLIER
-    return words ^ (words >> 29)
+    return words ^ (words >> 29 & _NO_SIGNS)
 
 
 def _gather(local: Tensor, layer, own: _Announcement) -> Tensor:

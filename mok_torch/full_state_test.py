@@ -77,3 +77,19 @@ def test_digests_do_not_depend_on_how_many_words_are_taken_at_once(monkeypatch):
     monkeypatch.setattr(full_state, "_WORDS_AT_ONCE", 7)
     assert full_state._digest_of_tensor(tensor) == expected
     assert full_state._digest_of_tensor(tensor.flip(0)) != expected
+
+
+def test_digests_tell_any_two_words_apart():
+    words = torch.randint(-(2**62), 2**62, (1000,), generator=torch.Generator().manual_seed(0))
+    inverse = pow(full_state._MULTIPLIER, -1, 2**64)  # below 2^63
+    mixed = words * full_state._MULTIPLIER
+    assert torch.equal(mixed * inverse, words)
+    complements = ~mixed * inverse  # of what is shifted and added: signs must not be shifted in
+    assert (full_state._mix(words) != full_state._mix(complements)).all()
+    assert (full_state._mix(words) < 0).any()
+
+
+def test_a_digest_takes_tensors_of_any_shape():
+    scalar = full_state._digest_of_tensor(torch.tensor(1.0))
+    assert scalar == full_state._digest_of_tensor(torch.ones(3)[1:2]) != 0
+    assert full_state._digest_of_tensor(torch.ones(0)) == 0
