@@ -47,9 +47,6 @@ from mok_torch.store_meetings import meetings_of
 # get_workspace's cache of each torch.distributed group. Nothing in it refers to its group.
 _distributed_workspaces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
-
-_MAX_RANKS = 4096  # of an in-process group; as between processes
-
 # Everything that makes or grows a workspace begins with the same meeting, which resumes what a
 # failure in the engine has interrupted.
 WORKSPACE_CALL = "a first forward, get_workspace or grow"
@@ -107,7 +104,7 @@ class InProcessGroup:
     """
 
     def __init__(self, size: int):
-        self.size = size = as_integer("size", size, 1, _MAX_RANKS)
+        self.size = size = as_integer("size", size, 1, _C.MAX_RANKS)
         self._condition = threading.Condition()
         self._rounds: dict[Position, dict[int, tuple[str, Any]]] = {}
         self._failures: dict[Position, Failure] = {}  # of rounds

@@ -164,8 +164,10 @@ def test_wrong_groups():
         as_group(InProcessGroup(2))
     with pytest.raises(TypeError, match=r"group: expected None, a torch.distributed"):
         as_group(3)
-    with pytest.raises(ValueError, match="size: expected 1 to 4096, got 0"):
-        InProcessGroup(0)
+    for size in (0, 1025):
+        with pytest.raises(ValueError, match=f"size: expected 1 to 1024, got {size}"):
+            InProcessGroup(size)
+    _C.InProcessGroup(InProcessGroup(1024).size)  # which the engine takes as well
     with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
         InProcessGroup(2).member(2)
     with pytest.raises(ValueError, match="group: this process is not a member of the process gr"):

@@ -20,6 +20,7 @@ py::tuple IsaNames() {
 void BindMachine(py::module_& module) {
   module.attr("API_VERSION") = mok_api_version();
   module.attr("ISA_NAMES") = IsaNames();
+  module.attr("MAX_RANKS") = static_cast<int32_t>(MOK_MAX_RANKS);
   module.attr("INVALID_ARGUMENT") = static_cast<int32_t>(MOK_INVALID_ARGUMENT);
   module.attr("TYPE_MISMATCH") = static_cast<int32_t>(MOK_TYPE_MISMATCH);
   module.attr("RESOURCE_EXHAUSTED") = static_cast<int32_t>(MOK_RESOURCE_EXHAUSTED);
