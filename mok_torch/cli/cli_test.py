@@ -124,8 +124,9 @@ def test_help():
         for help_flag in ("--help", "-helpfull"):
             result = run(command, help_flag)
             assert result.returncode == 0 and flag in result.stdout, result.stderr
-    result = run("check", "--frob")
-    assert result.returncode == 1 and "frob" in result.stderr
+    for wrong in (["--frob"], ["--precision=bad", "--help"], ["--frob", "--", "--help"]):
+        result = run("check", *wrong)
+        assert result.returncode == 1 and wrong[0].lstrip("-") in result.stderr
 
 
 def test_stray_arguments_are_refused():

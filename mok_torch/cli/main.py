@@ -13,8 +13,6 @@ COMMANDS = {
     "check": "self-test: the layer and all its gradients against a float64 reference",
 }
 
-_HELP_FLAGS = {"?", "help", "helpshort", "helpfull", "helpxml"}
-
 
 def usage() -> str:
     """The text that lists the commands."""
@@ -33,12 +31,11 @@ def usage() -> str:
 def _parse_flags(arguments: list[str]) -> list[str]:
     """absl's parser, but that to have asked for help is no failure: absl exits with 1."""
     try:
-        return app.parse_flags_with_usage(arguments)
-    except SystemExit as end:
-        asked = {argument.lstrip("-") for argument in arguments if argument.startswith("-")}
-        if end.code == 1 and asked & _HELP_FLAGS:
-            sys.exit(0)
-        raise
+        return flags.FLAGS(arguments)
+    except SystemExit:  # of a help flag
+        sys.exit(0)
+    except flags.Error:
+        return app.parse_flags_with_usage(arguments)  # says what is wrong, and exits with 1
 
 
 def run(argv: list[str]) -> None:
