@@ -1,25 +1,29 @@
 """The ranks of a workspace: one rank, a torch.distributed group, or threads of this process.
 
-All three offer the same small interface, which workspaces use when they are created or grown:
+All three offer the same small interface:
 
   rank, size           this rank and the number of ranks
   ranks_in_process     ranks that share this process and its cores
   workspaces           the cache of get_workspace, which lives as long as the group
+  shares_device        whether the ranks, threads of this process, run on one GPU in turn
   exchange(call, value, timeout_seconds, resumes=False)
                        the values of all ranks, in rank order (collective); a rank that does not
                        come in time is named by a RankTimeoutError on every other, ranks that have
                        made different calls all raise ValueError (StoreMeetings.exchange)
   host_record()        what create_engine needs from every rank, to be exchanged
   create_engine(...)   the C++ workspace of this rank (collective)
+  device_heap(...)     zeroed GPU memory of this rank that all ranks can access (collective)
+
+and those of several ranks:
+
+  era                  changes when this rank hears of a failure
   enter_engine(call)   says which call of the engine this rank is in; None: in none
   give_up(name, text)  tells the other ranks that this one has waited in vain in the engine, for
                        the first time in the workspace of that name; what they have called instead
   find_notice(name)    the first such text of the workspace, for ranks that come late, or None
-  era                  changes when this rank hears of a failure
-  shares_device        whether the ranks, threads of this process, run on one GPU in turn
-  device_heap(...)     zeroed GPU memory of this rank that all ranks can access (collective)
 
-Layers never use it: their ranks meet in the engine's own handshakes.
+In a forward or backward ranks meet in the engine's own handshakes, not here, unless they are
+threads that share a GPU or count their experts on one.
 """
 
 from __future__ import annotations
