@@ -259,6 +259,28 @@ def test_a_rank_of_an_in_process_group_that_comes_too_late_is_told():
         assert list(met) == [[0, 1], [0, 1]]
 
 
+@pytest.mark.parametrize("was_with_the_others", [False, True])
+def test_a_member_that_has_been_with_the_others_is_not_late(was_with_the_others):
+    group = InProcessGroup(2)
+    first, late = group.member(0), group.member(1)
+
+    def meet():
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            met = pool.map(lambda one: one.exchange("call", one.rank, 60), (first, late))
+            assert list(met) == [[0, 1]] * 2
+
+    late.enter_engine("a forward")  # in vain, say: counted no more after the next meeting
+    meet()
+    with pytest.raises(RankTimeoutError):
+        first.exchange("a call", None, 0.01)
+    if was_with_the_others:
+        late.enter_engine("a forward")
+    else:
+        with pytest.raises(RankTimeoutError, match=r"rank 1.* came too late: ranks \[1\]"):
+            late.exchange("call", None, 60)
+    meet()
+
+
 @pytest.mark.parametrize("resumes", [False, True])
 def test_members_that_give_up_in_the_engine_are_in_step_with_the_others(resumes):
     group = InProcessGroup(2)
