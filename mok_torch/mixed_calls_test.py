@@ -122,6 +122,25 @@ def test_who_comes_after_the_others_gave_up_is_told_at_once(tmp_path):
     run_processes(come_after_the_others_gave_up, 2, tmp_path, store="tcp")
 
 
+def test_who_tries_again_in_a_workspace_that_is_lost_gives_up_once():
+    """The others hear of it in one call, and meet in the next one."""
+    barrier = threading.Barrier(2)
+
+    def work(member, rank):
+        layer = make_layer(member)
+        layer(make_tokens(rank))
+        if rank == 0:
+            for _ in range(2):
+                assert isinstance(raised_by(layer, make_tokens()), RankTimeoutError)
+        barrier.wait(60)
+        if rank == 1:
+            assert isinstance(raised_by(layer.global_expert_load), RankTimeoutError)
+        return layer.global_expert_load()
+
+    first, second = run_on_ranks(work, 2)
+    assert torch.equal(first, second)
+
+
 def check_that_ranks_go_on_after_a_call_of_one(group, rank):
     """Rank 1 waits in vain in a meeting that the others never come to: they are in a forward, with
     more patience, where rank 1 comes after that."""
