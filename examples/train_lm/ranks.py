@@ -7,6 +7,8 @@ repeats bit for bit, on 1, 2, 4 or 8 ranks.
 import datetime
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -14,6 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mok_torch.fan_out import tree_sum
+
+# How long ranks have to end when another one has failed, before they are killed.
+_GRACE_SECONDS = 5.0
+_WATCH_SECONDS = 0.5
 
 # What a group of CPU or GPU ranks talks over. Small Python objects always travel between hosts.
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -32,18 +38,38 @@ def launch(
 ) -> None:
     """Runs worker(rank, *arguments) in num_ranks processes that can talk to each other.
 
-    Returns when all have finished; an exception in one ends them all and is raised here.
+    Returns when all have finished; an exception in one ends them all and is raised here. None of
+    them outlives this process, or this call, however that ends.
 
     device: "cpu", or "cuda": rank i has GPU i.
     timeout_s: how long a collective waits for other ranks; None: PyTorch's default.
     """
     with tempfile.TemporaryDirectory() as folder:
         meeting_point = "file://" + os.path.join(folder, "ranks")
-        torch.multiprocessing.spawn(
-            _join_and_work,
-            (num_ranks, meeting_point, device, timeout_s, worker, arguments),
+        context = torch.multiprocessing.spawn(
+            _work_as_child,
+            (os.getpid(), num_ranks, meeting_point, device, timeout_s, worker, arguments),
             num_ranks,
+            join=False,
         )
+        try:
+            while not context.join(grace_period=_GRACE_SECONDS):
+                pass
+        except BaseException:
+            for process in context.processes:
+                process.kill()
+            raise
+
+
+def _work_as_child(rank: int, parent: int, *arguments) -> None:
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    # PyTorch's own way is a SIGINT, which a process may ignore, or not have asked for yet.
+    threading.Thread(target=watch, daemon=True).start()
+    _join_and_work(rank, *arguments)
 
 
 def launched_by_torchrun() -> bool:

@@ -165,6 +165,15 @@ def check_plot(path: str | None) -> bool:
     return True
 
 
+def check_timeout(seconds: float) -> bool:
+    """Validator of --timeout_s."""
+    try:
+        MoKConfig(timeout_seconds=seconds)
+    except ValueError as error:
+        raise flags.ValidationError(str(error)) from error
+    return True
+
+
 def check_outputs(paths: dict[str, str | None]) -> bool:
     """Validator of --checkpoint, --plot and --loss_log together: one would overwrite another."""
     given = [os.path.realpath(output_path(path)) for path in paths.values() if path]
@@ -252,6 +261,7 @@ if __name__ == "__main__":
     flags.register_validator("batch", check_batch)
     flags.register_validator("plot", check_plot)
     flags.register_validator("learning_rate", check_learning_rate)
+    flags.register_validator("timeout_s", check_timeout)
     outputs = ("loss_log", "checkpoint", "plot")
     for output in outputs:
         flags.register_validator(output, check_output)

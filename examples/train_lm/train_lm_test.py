@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import multiprocessing
 import os
 import signal
 import time
@@ -120,6 +121,44 @@ def fail_on_rank_1(rank):
     if rank == 1:
         raise RuntimeError("rank 1 fails")
     time.sleep(3600)
+
+
+@pytest.mark.parametrize("ends_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_ranks_do_not_outlive_the_program(tmp_path, ends_by):
+    program = multiprocessing.get_context("spawn").Process(
+        target=launch_sleepers, args=(str(tmp_path),)
+    )
+    program.start()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2:
+        assert program.is_alive() and time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(program.pid, ends_by)
+    program.join(20)
+    assert program.exitcode not in (None, 0)
+    rank_pids = [int(path.name) for path in tmp_path.iterdir()]
+    while any(is_running(pid) for pid in rank_pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def launch_sleepers(folder):
+    ranks.launch(sleep, 2, folder)
+
+
+def sleep(rank, folder):
+    # As of a shell's background jobs, which PyTorch's signal to the ranks does not end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(os.path.join(folder, str(os.getpid())), "w", encoding="utf-8"):
+        time.sleep(3600)
 
 
 def test_a_killed_rank_is_named(monkeypatch):
@@ -261,6 +300,12 @@ def test_progress_reports_in_bundles():
 def test_learning_rate_must_be_positive(rate):
     with pytest.raises(flags.ValidationError, match=f"must be finite and > 0, got {rate}"):
         train_lm.check_learning_rate(rate)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 1e30])
+def test_timeouts_must_be_numbers_of_seconds(seconds):
+    with pytest.raises(flags.ValidationError, match="timeout_seconds: expected a"):
+        train_lm.check_timeout(seconds)
 
 
 @pytest.mark.parametrize(
