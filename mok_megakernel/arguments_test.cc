@@ -181,12 +181,11 @@ TEST_F(ArgumentsTest, Schedule) {
   ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
               "topk_idx: expected a pointer, got null");
   layer_.schedule_args = good;
-  layer_.schedule_args.num_local_experts = -3;
-  ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
-              "num_local_experts: expected 0 to 1048576, got -3");
-  layer_.schedule_args.num_local_experts = MOK_MAX_LOCAL_EXPERTS + 1;
-  ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
-              "num_local_experts: expected 0 to 1048576, got 1048577");
+  for (const int32_t experts : {-3, MOK_MAX_LOCAL_EXPERTS + 1}) {
+    layer_.schedule_args.num_local_experts = experts;
+    ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,
+                StrCat("num_local_experts: expected 0 to 1048576, got ", experts));
+  }
   layer_.schedule_args = good;
   layer_.schedule_args.num_experts = -1;
   ExpectError(layer_.BuildSchedule(workspaces_[0]), MOK_INVALID_ARGUMENT,

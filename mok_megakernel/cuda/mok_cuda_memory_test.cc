@@ -29,6 +29,18 @@ class MokCudaMemoryTest : public ::testing::Test {
   const Call backward_ = [this] { return ranks_.Backward(0, MOK_CUDA_STAGE); };
   const Call schedule_ = [this] { return ranks_.BuildSchedule(0, MOK_CUDA_STAGE); };
 
+  // What both passes only read, the workspace's own memory included.
+  template <class Args>
+  std::vector<Pointer> ReadBy(Args& args) {
+    std::vector<Pointer> read = InputsOf(args);
+    read.emplace_back("shared_scale", args.layer.shared_scale);
+    read.emplace_back("topk_idx", args.topk_idx);
+    read.emplace_back("schedule", args.schedule);
+    read.emplace_back("the heap", rank().heap);
+    read.emplace_back("the state", rank().state);
+    return read;
+  }
+
   std::byte* InHeap(int64_t offset) { return static_cast<std::byte*>(rank().heap) + offset; }
 
   LayerData data_;
@@ -40,13 +52,7 @@ TEST_F(MokCudaMemoryTest, ForwardWritesToMemoryOfItsOwn) {
   std::vector<Pointer> written = ContextOf(args);
   written.emplace_back("out", args.out);
   written.emplace_back("scratch", args.scratch);
-  std::vector<Pointer> read = InputsOf(args);
-  read.emplace_back("shared_scale", args.layer.shared_scale);
-  read.emplace_back("topk_idx", args.topk_idx);
-  read.emplace_back("schedule", args.schedule);
-  read.emplace_back("the heap", rank().heap);
-  read.emplace_back("the state", rank().state);
-  ExpectApart(forward_, written, read);
+  ExpectApart(forward_, written, ReadBy(args));
   EXPECT_EQ(forward_(), MOK_OK) << mok_last_error();
   RunQueued();
 }
@@ -56,13 +62,8 @@ TEST_F(MokCudaMemoryTest, BackwardWritesToMemoryOfItsOwn) {
   std::vector<Pointer> written = ContextOf(args);
   for (const Pointer& gradient : GradientsOf(args)) written.push_back(gradient);
   written.emplace_back("scratch", args.scratch);
-  std::vector<Pointer> read = InputsOf(args);
+  std::vector<Pointer> read = ReadBy(args);
   read.emplace_back("d_out", args.d_out);
-  read.emplace_back("shared_scale", args.layer.shared_scale);
-  read.emplace_back("topk_idx", args.topk_idx);
-  read.emplace_back("schedule", args.schedule);
-  read.emplace_back("the heap", rank().heap);
-  read.emplace_back("the state", rank().state);
   ExpectApart(backward_, written, read);
 }
 

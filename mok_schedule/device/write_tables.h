@@ -12,6 +12,24 @@
 
 namespace mok {
 
+// What ranks that disagree have announced differently.
+MOK_DEVICE int64_t ComparedField(ScheduleErrorKind kind, const ScheduleHeader& header) {
+  switch (kind) {
+    case ScheduleErrorKind::kMaxTokens:
+      return header.max_tokens;
+    case ScheduleErrorKind::kHidden:
+      return header.hidden;
+    case ScheduleErrorKind::kIntermediate:
+      return header.intermediate;
+    case ScheduleErrorKind::kSharedIntermediate:
+      return header.shared_intermediate;
+    case ScheduleErrorKind::kTopk:
+      return header.topk;
+    default:
+      return header.num_experts;
+  }
+}
+
 // The batch's error into the host's record if that is empty.
 template <int kBug, class Storage>
 MOK_DEVICE void RecordError(const ScheduleParams& p, const Storage& s, BatchError found) {
@@ -28,30 +46,6 @@ MOK_DEVICE void RecordError(const ScheduleParams& p, const Storage& s, BatchErro
   error.k = -1;
   error.token = -1;
   switch (error.kind) {
-    case ScheduleErrorKind::kMaxTokens:
-      error.expected = headers[0].max_tokens;
-      error.observed = header.max_tokens;
-      break;
-    case ScheduleErrorKind::kHidden:
-      error.expected = headers[0].hidden;
-      error.observed = header.hidden;
-      break;
-    case ScheduleErrorKind::kIntermediate:
-      error.expected = headers[0].intermediate;
-      error.observed = header.intermediate;
-      break;
-    case ScheduleErrorKind::kSharedIntermediate:
-      error.expected = headers[0].shared_intermediate;
-      error.observed = header.shared_intermediate;
-      break;
-    case ScheduleErrorKind::kTopk:
-      error.expected = headers[0].topk;
-      error.observed = header.topk;
-      break;
-    case ScheduleErrorKind::kNumExperts:
-      error.expected = headers[0].num_experts;
-      error.observed = header.num_experts;
-      break;
     case ScheduleErrorKind::kExpertRanges:
       error.expected =
           rank == 0 ? 0 : headers[rank - 1].first_expert + headers[rank - 1].num_local_experts;
@@ -65,11 +59,15 @@ MOK_DEVICE void RecordError(const ScheduleParams& p, const Storage& s, BatchErro
       error.expected = 0;
       error.observed = header.late_passes;
       break;
-    default:
+    case ScheduleErrorKind::kExpertId:
       error.token = header.invalid_route / p.layer.topk;
       error.k = static_cast<int32_t>(header.invalid_route % p.layer.topk);
       error.expected = p.layer.num_experts;
       error.observed = header.invalid_id;
+      break;
+    default:
+      error.expected = ComparedField(error.kind, headers[0]);
+      error.observed = ComparedField(error.kind, header);
   }
   StoreReleaseSys(&error.state, uint32_t{2});
 }
