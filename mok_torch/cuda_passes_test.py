@@ -9,6 +9,7 @@ import torch
 
 from mok_torch import _C, cuda_engine, cuda_passes, passes
 from mok_torch import workspace as workspaces
+from mok_torch.agreement import Request
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_passes import BackwardOperands
 from mok_torch.cuda_test_support import CASE, HostEngine, layer_tensors, make_space
@@ -302,7 +303,7 @@ def test_the_place_of_an_error(engine):
 
 
 def request(tokens):
-    return workspaces._Request(CASE.hidden, CASE.topk, torch.bfloat16, tokens, 1.0, "cuda")
+    return Request(CASE.hidden, CASE.topk, torch.bfloat16, tokens, 1.0, "cuda")
 
 
 def test_growth_raises_what_the_old_engine_found(space, monkeypatch):

@@ -325,9 +325,9 @@ def test_the_class_of_an_error_on_other_ranks(error, kind, text):
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"hidden_size": 40}, "hidden_size: ranks disagree: 32 on rank 0 and 40 on rank 2"),
-        ({"topk": 1}, "topk: ranks disagree: 2 on rank 0 and 1 on rank 2"),
-        ({"dtype": torch.float32}, "dtype: ranks disagree: torch.bfloat16 on rank 0 and"),
+        ({"hidden_size": 40}, "hidden_size: ranks disagree: 32 on ranks 0, 1; 40 on rank 2"),
+        ({"topk": 1}, "topk: ranks disagree: 2 on ranks 0, 1; 1 on rank 2"),
+        ({"dtype": torch.float32}, "dtype: ranks disagree: torch.bfloat16 on ranks 0, 1; torch.f"),
         ({"hidden_size": 33}, "hidden_size: expected a multiple of 8, got 33"),
         ({"num_local_tokens": -1}, "num_local_tokens: expected 0 to"),
         ({"device": "meta"}, "device: expected cpu"),

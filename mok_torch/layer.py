@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -35,6 +36,7 @@ from mok_torch.router import (
     count_routes,
 )
 from mok_torch.scalars import MAX_SIZE, as_choice, as_flag, as_integer, as_number
+from mok_torch.workspace import Workspace, workspace_of_layer
 
 if torch.distributed.is_available():
     # PyTorch imports this at the first call of an operator. Were there a process group by then, its
@@ -65,6 +67,11 @@ class MoELayer(nn.Module):
     copies them: without gradients, hooks, and what a trainer has attached to them (main_grad). Only
     a layer without a group can be pickled, or saved whole with torch.save; there PyTorch keeps
     main_grad, with all of the buffer that it is a part of.
+
+    Every rank gives the same arguments, but for group, config, max_tokens_per_rank and which GPU
+    the device is. That is compared where ranks meet to make room for tokens (reserve, the
+    constructor with max_tokens_per_rank, else the first forward): ranks that differ all raise
+    ValueError there, with the argument's name and each rank's value.
 
     Args:
       hidden_size, intermediate_size: H and I, multiples of 8.
@@ -127,7 +134,7 @@ class MoELayer(nn.Module):
         if group is None:
             warn_of_no_group("MoELayer")
         self.group = as_group(group)
-        self._workspace: functional.Workspace | None = None
+        self._workspace: Workspace | None = None
         is_collective = max_tokens_per_rank is not None
         # The other ranks then wait in reserve, whatever goes wrong here.
         with raising_on_every_rank(self.group, config, is_collective):
@@ -165,6 +172,8 @@ class MoELayer(nn.Module):
                 )
             load = torch.zeros(num_experts, dtype=torch.int64, device=device)
             self.register_buffer("expert_load", load, persistent=False)
+            sizes = (hidden_size, intermediate_size, shared_intermediate_size)
+            self._common_arguments = _common_arguments(self, sizes, shared_gate, dtype)
             self.reset_parameters()
         if is_collective:
             self.reserve(max_tokens_per_rank)
@@ -214,14 +223,10 @@ class MoELayer(nn.Module):
             return  # functional.moe grows the workspace of a single rank itself
         # Held weakly by self.group: a layer must not keep a process group from being destroyed.
         group = self.group.group if isinstance(self.group, DistributedGroup) else self.group
-        self._workspace = functional.get_workspace(
-            self.config,
-            group,
-            device=self.router.weight.device,
-            num_local_tokens=tokens,
-            hidden_size=self.hidden_size,
-            topk=self.router.config.top_k,
-            dtype=PRECISIONS[self.precision],
+        shapes = (self.hidden_size, self.router.config.top_k, PRECISIONS[self.precision])
+        device = self.router.weight.device
+        self._workspace = workspace_of_layer(
+            self._common_arguments, self.config, group, device, tokens, shapes
         )
 
     @torch.no_grad()
@@ -409,6 +414,23 @@ class MoELayer(nn.Module):
 )
 def _reserve_untraced(layer: MoELayer, tokens: int) -> None:
     layer.reserve(tokens)
+
+
+def _common_arguments(
+    layer: MoELayer, sizes: tuple[int, int, int], shared_gate: bool, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What every rank has to have given, by the constructor's names, with defaults filled in."""
+    names = ("hidden_size", "intermediate_size", "shared_intermediate_size")
+    options = ("swiglu_limit", "gradient_block", "gradient_accumulation_fusion")
+    return {
+        **dict(zip(names, sizes, strict=True)),
+        **dataclasses.asdict(layer.router.config),
+        "shared_gate": shared_gate,
+        **{name: getattr(layer, name) for name in options},
+        # Before the precision, which it is the default of.
+        "dtype": dtype,
+        "precision": layer.precision,
+    }
 
 
 def _check_size(name: str, value: int, lowest: int) -> int:

@@ -1,6 +1,7 @@
 """What is wrong with a layer's arguments: in words of ours, and on every rank where ranks meet."""
 
 import dataclasses
+import inspect
 import itertools
 import time
 import warnings
@@ -48,6 +49,28 @@ WRONG = [
     ({"hidden_size": 40}, ValueError, "hidden_size: ranks disagree"),
 ]
 
+# What both ranks give to a constructor, what only one of them gives, and what the error says of it
+# and of the other one.
+DIFFERENT = [
+    ({}, {"hidden_size": 40}, "hidden_size", "40", "32"),
+    ({}, {"intermediate_size": 24}, "intermediate_size", "24", "16"),
+    ({}, {"num_experts": 6}, "num_experts", "6", "4"),
+    ({}, {"top_k": 1}, "top_k", "1", "2"),
+    ({}, {"scoring": "sigmoid"}, "scoring", "'sigmoid'", "'softmax'"),
+    ({}, {"norm_topk_prob": False}, "norm_topk_prob", "False", "True"),
+    ({}, {"routed_scaling_factor": 2}, "routed_scaling_factor", "2.0", "1.0"),
+    ({"topk_group": 1}, {"n_group": 2}, "n_group", "2", "1"),
+    ({"n_group": 2}, {"topk_group": 2}, "topk_group", "2", "1"),
+    ({}, {"expert_bias": True}, "expert_bias", "True", "False"),
+    ({}, {"shared_intermediate_size": 8}, "shared_intermediate_size", "8", "0"),
+    ({"shared_intermediate_size": 8}, {"shared_gate": True}, "shared_gate", "True", "False"),
+    ({}, {"swiglu_limit": 7}, "swiglu_limit", "7.0", "None"),
+    ({}, {"gradient_block": 4}, "gradient_block", "4", "None"),
+    ({}, {"gradient_accumulation_fusion": True}, "gradient_accumulation_fusion", "True", "False"),
+    ({}, {"dtype": torch.bfloat16}, "dtype", "torch.bfloat16", "torch.float32"),
+    ({}, {"precision": "bf16"}, "precision", "'bf16'", "'fp32'"),
+]
+
 
 def check_constructors(group, rank):
     """Mistakes of ranks in turn; each is followed by a constructor that works."""
@@ -79,6 +102,80 @@ def constructors_of_processes(rank, size, folder):
 
 def test_wrong_arguments_of_one_processs_constructor_raise_on_every_rank(tmp_path):
     run_processes(constructors_of_processes, 2, tmp_path)
+
+
+def check_different_layers(group, rank):
+    """Ranks that give different arguments are told so by the first meeting, then build again."""
+    options = SIZES | {"group": group, "config": CONFIG}
+    x = torch.randn(4, 32)
+    for number, (common, odd, name, odd_value, value) in enumerate(DIFFERENT):
+        odd_rank = number % 2
+        given = options | common | (odd if rank == odd_rank else {})
+        values = (odd_value, value) if odd_rank == 0 else (value, odd_value)
+        text = f"{name}: ranks disagree: {values[0]} on rank 0; {values[1]} on rank 1"
+        tokens = torch.randn(4, given["hidden_size"])
+        layer = MoELayer(**given)
+        for meet in (
+            lambda given=given: MoELayer(**given, max_tokens_per_rank=8),
+            lambda layer=layer: layer.reserve(8),
+            lambda layer=layer, tokens=tokens: layer(tokens),
+        ):
+            error = raised_by(meet)
+            assert type(error) is ValueError and str(error) == text, repr(error)
+        # The ranks are in step, and what they agree on works.
+        layer = MoELayer(**options, **common, max_tokens_per_rank=8)
+        layer(x).sum().backward()
+
+
+def test_threads_whose_layers_differ_are_told_so():
+    run_on_ranks(check_different_layers, 2)
+
+
+def different_layers_of_processes(rank, size, folder):
+    check_different_layers(dist.group.WORLD, rank)
+
+
+def test_processes_whose_layers_differ_are_told_so(tmp_path):
+    run_processes(different_layers_of_processes, 2, tmp_path)
+
+
+def test_every_argument_that_changes_results_is_compared():
+    """A new one shows up here."""
+    free = {"self", "group", "config", "max_tokens_per_rank", "device"}
+    arguments = set(inspect.signature(MoELayer.__init__).parameters)
+    assert {name for _, _, name, _, _ in DIFFERENT} == arguments - free
+
+
+def test_the_values_of_many_ranks_are_told():
+    def work(member, rank):
+        options = SIZES | {"routed_scaling_factor": (1, 2, 1, 3)[rank]}
+        with pytest.raises(ValueError) as caught:
+            MoELayer(**options, group=member, config=CONFIG, max_tokens_per_rank=8)
+        values = "1.0 on ranks 0, 2; 2.0 on rank 1; 3.0 on rank 3"
+        assert str(caught.value) == f"routed_scaling_factor: ranks disagree: {values}"
+
+    run_on_ranks(work, 4)
+
+
+def test_a_rank_without_a_layer_meets_one_with_a_layer():
+    """Explicit calls on one rank, a layer on the other: of the layer's options one rank has none."""
+    experts = torch.tensor([[0, 3], [1, 2]])
+
+    def work(member, rank):
+        x = torch.ones(2, 32)
+        layer = MoELayer(**SIZES, group=member, config=CONFIG, scoring="sigmoid")
+        if rank == 0:
+            layer.reserve(2)
+            layer(x)
+            return
+        shapes = {"hidden_size": 32, "topk": 2, "dtype": torch.float32}
+        workspace = functional.get_workspace(CONFIG, member, num_local_tokens=2, **shapes)
+        weights = layer.experts.parameters()
+        functional.moe(
+            x, experts, torch.ones(2, 2), *weights, workspace=workspace, config=CONFIG, num_experts=4
+        )
+
+    run_on_ranks(work, 2)
 
 
 def test_memory_that_runs_out_in_one_ranks_constructor_is_told(monkeypatch):

@@ -97,7 +97,7 @@ def check_errors(rank, workspace, batch):
     # Ranks that disagree about a workspace.
     disagreeing = SHAPES | ({"hidden_size": 72} if rank == 1 else {})
     error = raised_by(create_workspace, CONFIG, dist.group.WORLD, **disagreeing)
-    assert "hidden_size: ranks disagree: 64 on rank 0 and 72 on rank 1" in str(error), error
+    assert "hidden_size: ranks disagree: 64 on ranks 0, 2; 72 on rank 1" in str(error), error
 
     # More shared memory than there is.
     huge = SHAPES | {"num_local_tokens": 2**28, "hidden_size": 8192}

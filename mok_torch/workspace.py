@@ -12,17 +12,18 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from mok_torch import _C
+from mok_torch.agreement import Request, agree
 from mok_torch.checks import as_device
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_engine import CudaEngine, cuda_device, is_capturing
 from mok_torch.dtypes import ENGINE_DTYPES, as_dtype
 from mok_torch.errors import RankTimeoutError, as_shared_error
-from mok_torch.groups import MAKING_CALL, WORKSPACE_CALL, SingleRank, as_group
+from mok_torch.groups import MAKING_CALL, SingleRank, as_group
 from mok_torch.scalars import MAX_SIZE, as_integer
 
 # Stands for the cached workspace of one rank and the shapes at hand.
@@ -34,57 +35,6 @@ _registry_lock = threading.Lock()
 _cache_lock = threading.Lock()
 _next_handle = itertools.count(1)
 _by_handle: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """What one rank asks for. Every rank sees all requests and reaches the same verdict."""
-
-    hidden_size: int
-    topk: int
-    dtype: torch.dtype
-    num_local_tokens: int
-    timeout_seconds: float
-    device_type: str = "cpu"
-    has_cached: bool = False  # a usable workspace of these shapes is in this rank's cache
-
-
-def _portable(answer: _Request | Exception) -> _Request | Exception:
-    """The answer as any process can read it: an exception of another type may not survive."""
-    return answer if isinstance(answer, _Request) else as_shared_error(answer)[0]
-
-
-def _agree(group, make_request: Callable[[], _Request]) -> _Request:
-    """The request that all ranks make, with the largest num_local_tokens.
-
-    Collective. What is wrong on one rank, or differs between ranks, raises on every rank.
-    """
-    try:
-        answer: _Request | Exception = make_request()
-        timeout_seconds = answer.timeout_seconds
-    except Exception as error:  # the other ranks are waiting, whatever it is
-        answer = error
-        timeout_seconds = MoKConfig().timeout_seconds
-    answers = group.exchange(WORKSPACE_CALL, _portable(answer), timeout_seconds, resumes=True)
-    if isinstance(answer, Exception):
-        raise answer
-    for peer, given in enumerate(answers):
-        if isinstance(given, Exception):
-            raise type(given)(f"rank {peer}: {given}") from given
-    first = answers[0]
-    for name in ("hidden_size", "topk", "dtype", "device_type"):
-        for peer, other in enumerate(answers):
-            if getattr(other, name) != getattr(first, name):
-                raise ValueError(
-                    f"{name}: ranks disagree: {getattr(first, name)} on rank 0 and "
-                    f"{getattr(other, name)} on rank {peer}"
-                )
-    return dataclasses.replace(
-        first,
-        num_local_tokens=max(other.num_local_tokens for other in answers),
-        timeout_seconds=max(other.timeout_seconds for other in answers),
-        has_cached=all(other.has_cached for other in answers),
-    )
 
 
 class Workspace:
@@ -99,7 +49,7 @@ class Workspace:
       handle: names the workspace in operators.
     """
 
-    def __init__(self, group, request: _Request, device: torch.device):
+    def __init__(self, group, request: Request, device: torch.device):
         """Collective. `request` is agreed."""
         self._group = group
         self.device = device
@@ -117,7 +67,7 @@ class Workspace:
             self.handle = next(_next_handle)
             _by_handle[self.handle] = self
 
-    def _create_engine(self, request: _Request):
+    def _create_engine(self, request: Request):
         self.timeout_seconds = request.timeout_seconds
         # What a rank that gave up has left for this one; "" if this one has given up itself.
         self._left_behind: str | None = None
@@ -131,7 +81,7 @@ class Workspace:
             self.engine = self._create_host_engine(request)
         self.num_local_tokens = request.num_local_tokens
 
-    def _create_host_engine(self, request: _Request) -> _C.Workspace:
+    def _create_host_engine(self, request: Request) -> _C.Workspace:
         record = self._group.host_record()
         records = self._group.exchange(MAKING_CALL, record, request.timeout_seconds)
         self._name = records[0]["name"]
@@ -170,12 +120,12 @@ class Workspace:
         before stay valid.
         """
 
-        def request() -> _Request:
+        def request() -> Request:
             tokens = as_integer("num_local_tokens", num_local_tokens, 0, MAX_SIZE)
             shapes = (self.hidden_size, self.topk, self.dtype, tokens)
-            return _Request(*shapes, self.timeout_seconds, self.device.type)
+            return Request(*shapes, self.timeout_seconds, self.device.type)
 
-        self._grow(_agree(self._group, request))
+        self._grow(agree(self._group, request))
 
     def require_room(self, name: str, num_tokens: int):
         """Grows a workspace of one rank as needed; with several ranks, raises if it is too small.
@@ -193,7 +143,7 @@ class Workspace:
         # Powers of two: a growing sequence of calls allocates rarely.
         self.grow(1 << max(7, (num_tokens - 1).bit_length()))
 
-    def _grow(self, agreed: _Request):
+    def _grow(self, agreed: Request):
         with self._growth_lock:
             if agreed.num_local_tokens > self.num_local_tokens:
                 if self.on_gpu:
@@ -365,7 +315,7 @@ def create_workspace(
     """
     rank_group = as_group(group)
     shapes = (hidden_size, topk, dtype, num_local_tokens)
-    agreed = _agree(rank_group, lambda: _request(config, device, *shapes))
+    agreed = agree(rank_group, lambda: _request(config, device, *shapes))
     return Workspace(rank_group, agreed, _check_device(device))
 
 
@@ -384,20 +334,33 @@ def get_workspace(
     Collective over the group even if the cache has it, because another rank may need it grown. A
     workspace that a timeout made unusable is replaced.
     """
+    return workspace_of_layer(
+        {}, config, group, device, num_local_tokens, (hidden_size, topk, dtype)
+    )
+
+
+def workspace_of_layer(
+    layer: dict[str, Any], config, group, device, num_local_tokens, shapes: tuple
+) -> Workspace:
+    """get_workspace for a layer: ranks whose layers differ raise ValueError.
+
+    Args:
+      layer: see Request.
+      shapes: hidden_size, topk and dtype.
+    """
     rank_group = as_group(group)
     cache = rank_group.workspaces
-    shapes = (hidden_size, topk, dtype)
 
-    def request() -> _Request:
+    def request() -> Request:
         made = _request(config, device, *shapes, num_local_tokens)
         cached = cache.get((_check_device(device), *shapes))
         usable = cached is not None and cached.is_usable()
-        return dataclasses.replace(made, has_cached=usable)
+        return dataclasses.replace(made, has_cached=usable, layer=layer)
 
     # One rank's cache is shared by threads, and nobody else waits for the holder of the lock. The
     # members of an in-process group have caches of their own.
     with _cache_lock if rank_group.size == 1 else contextlib.nullcontext():
-        agreed = _agree(rank_group, request)
+        agreed = agree(rank_group, request)
         checked_device = _check_device(device)
         key = (checked_device, *shapes)
         if agreed.has_cached:
@@ -422,7 +385,7 @@ def _check_device(device) -> torch.device:
     return torch.device("cpu")
 
 
-def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens) -> _Request:
+def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens) -> Request:
     """Raises TypeError or ValueError for what is wrong, whatever the other ranks ask for."""
     config = MoKConfig() if config is None else config
     if not isinstance(config, MoKConfig):
@@ -436,7 +399,7 @@ def _request(config: MoKConfig | None, device, hidden_size, topk, dtype, tokens)
     as_dtype("dtype", dtype)
     if device_type == "cuda" and dtype != torch.bfloat16:
         raise TypeError(f"dtype: expected torch.bfloat16 on a GPU, got {dtype}")
-    return _Request(hidden_size, topk, dtype, tokens, config.timeout_seconds, device_type)
+    return Request(hidden_size, topk, dtype, tokens, config.timeout_seconds, device_type)
 
 
 def reporting_errors_of(workspace: Workspace | None, operation: int):

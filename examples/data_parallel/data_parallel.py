@@ -86,4 +86,5 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     flags.register_validator("device", check_device)
     flags.register_validator("ep_size", check_ep_size)
-    app.run(main)
+    with ranks.interruptible("data_parallel"):
+        app.run(main)

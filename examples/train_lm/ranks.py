@@ -4,12 +4,16 @@ CPU ranks talk over gloo; GPU ranks, one a GPU, over NCCL. Sums over ranks are t
 repeats bit for bit, on 1, 2, 4 or 8 ranks.
 """
 
+import contextlib
 import datetime
 import os
+import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 
 import torch
 import torch.distributed as dist
@@ -39,19 +43,22 @@ def launch(
     """Runs worker(rank, *arguments) in num_ranks processes that can talk to each other.
 
     Returns when all have finished; an exception in one ends them all and is raised here. None of
-    them outlives this process, or this call, however that ends.
+    them outlives this process, or this call, however that ends. Ctrl-C interrupts this process
+    only, which ends them.
 
     device: "cpu", or "cuda": rank i has GPU i.
     timeout_s: how long a collective waits for other ranks; None: PyTorch's default.
     """
     with tempfile.TemporaryDirectory() as folder:
         meeting_point = "file://" + os.path.join(folder, "ranks")
-        context = torch.multiprocessing.spawn(
-            _work_as_child,
-            (os.getpid(), num_ranks, meeting_point, device, timeout_s, worker, arguments),
-            num_ranks,
-            join=False,
-        )
+        with _uninterrupted_children():
+            context = torch.multiprocessing.spawn(
+                _work_as_child,
+                (os.getpid(), num_ranks, meeting_point, device, timeout_s, worker, arguments),
+                num_ranks,
+                join=False,
+                daemon=True,  # an interrupted spawn leaves no rank behind that we would wait for
+            )
         try:
             while not context.join(grace_period=_GRACE_SECONDS):
                 pass
@@ -59,6 +66,36 @@ def launch(
             for process in context.processes:
                 process.kill()
             raise
+
+
+@contextlib.contextmanager
+def _uninterrupted_children() -> Iterator[None]:
+    """Processes that start inside see no SIGINT: a terminal sends it to them too.
+
+    Each of them would print where it was, above all while it imports PyTorch.
+    """
+    resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def interruptible(program: str) -> Iterator[None]:
+    """Ctrl-C (SIGINT) inside ends the program with one line and with status 130, as shells have it.
+
+    program: its name.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending, however often one asks
+        if leads():
+            end_of_bar = "\n" if sys.stderr.isatty() else ""
+            print(f"{end_of_bar}{program}: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def _work_as_child(rank: int, parent: int, *arguments) -> None:
@@ -80,6 +117,11 @@ def launched_by_torchrun() -> bool:
 def num_ranks(wanted: int) -> int:
     """Of torchrun, if it has started this process, or the wanted number."""
     return int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else wanted
+
+
+def leads() -> bool:
+    """Whether this process speaks to the user: of torchrun's, rank 0 does."""
+    return not launched_by_torchrun() or os.environ["RANK"] == "0"
 
 
 def work_as_rank(

@@ -210,8 +210,7 @@ def main(arguments: list[str]) -> None:
         cuda_graph=_DEVICE.value == "cuda" and _CUDA_GRAPH.value,
         timeout_s=_TIMEOUT_S.value,
     )
-    leads = not ranks.launched_by_torchrun() or os.environ["RANK"] == "0"
-    console = rich.console.Console(quiet=not leads)
+    console = rich.console.Console(quiet=not ranks.leads())
     text = python_help_text()
     corpus = Corpus.from_text(text)
     console.print(
@@ -229,7 +228,9 @@ def main(arguments: list[str]) -> None:
             if error.exit_code >= 0:
                 sys.exit(error.exit_code)  # the rank has said why
             sys.exit(f"rank {error.error_index} was killed by signal {-error.exit_code}")
-    if leads:
+        finally:
+            console.show_cursor()  # which a rank's progress bar hides
+    if ranks.leads():
         show_result(console, settings, unigram_entropy(text), begin)
 
 
@@ -266,4 +267,5 @@ if __name__ == "__main__":
     for output in outputs:
         flags.register_validator(output, check_output)
     flags.register_multi_flags_validator(outputs, check_outputs)
-    app.run(main)
+    with ranks.interruptible("train_lm"):
+        app.run(main)

@@ -7,6 +7,8 @@ import math
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -143,11 +145,55 @@ def test_ranks_do_not_outlive_the_program(tmp_path, ends_by):
 
 
 def is_running(pid):
+    return state_and_group(pid)[0] not in ("Z", "gone")
+
+
+def state_and_group(pid):
+    """A letter, and the number of its process group, from /proc."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+            state, _, group = file.read().rsplit(")", 1)[1].split()[:3]
+            return state, int(group)
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone", 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("while_it", ["starts its ranks", "trains"])
+def test_an_interrupt_ends_the_program_in_one_line(tmp_path, num_ranks, while_it):
+    flags_given = [f"--ranks={num_ranks}", "--experts=4", f"--plot={tmp_path}/plot.png"]
+    flags_given += [f"--{flag}={tmp_path / flag}" for flag in ("checkpoint", "loss_log")]
+    environment = os.environ | {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    program = subprocess.Popen(
+        [sys.executable, train_lm.__file__, *flags_given],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    log = tmp_path / "loss_log"
+    deadline = time.monotonic() + 100
+    while not (
+        log.exists() and log.read_text()
+        if while_it == "trains"
+        else len(pids_in_group(program.pid)) >= 2 + num_ranks  # one watches multiprocessing's files
+    ):
+        assert program.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.2)  # the last rank has been told what to do, but is far from doing it
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does, to all
+    _, errors = program.communicate(timeout=60)
+    assert (program.returncode, errors) == (130, "train_lm: interrupted\n")
+    while pids_in_group(program.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def pids_in_group(group):
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return [pid for pid in numbers if is_running(pid) and state_and_group(pid)[1] == group]
 
 
 def launch_sleepers(folder):

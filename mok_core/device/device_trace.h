@@ -1,4 +1,4 @@
-// When each role of each block worked on which task, by %globaltimer.
+// When each role of each block worked on which task, by %globaltimer, and the SM's cycles.
 #pragma once
 
 #include "mok_core/device/device.h"
@@ -20,7 +20,7 @@ class DeviceTracer {
     if (params_->capacity == 0) return;
     if (count_ < params_->capacity) {
       params_->events[static_cast<uint64_t>(slot_) * params_->capacity + count_] = {
-          kind, task, begin_ns, GlobalTimer()};
+          kind, task, begin_ns, GlobalTimer(), CycleCounter()};
     }
     params_->counts[slot_] = ++count_;
   }

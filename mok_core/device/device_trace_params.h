@@ -9,6 +9,9 @@ struct DeviceTraceEvent {
   int32_t kind;  // the kernel's own numbering
   int32_t task;
   uint64_t begin_ns, end_ns;
+  // %clock64 of the SM at end_ns: the cycles between the ends of two events of a block. Where power
+  // sets the clock, time says how much was done and cycles say how well.
+  uint64_t end_cycles;
 };
 
 // Part of the kernel's parameters. capacity 0: tracing is off and costs one comparison per task.

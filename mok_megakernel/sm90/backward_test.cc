@@ -288,6 +288,7 @@ TEST(BackwardTest, Trace) {
         TaskKind::kSharedWeightGradGateUp, TaskKind::kTokenReduce}) {
     EXPECT_NE(summary.find(StrCat(TaskKindName(kind), " ")), std::string::npos) << summary;
   }
+  EXPECT_NE(summary.find(" GHz"), std::string::npos) << summary;
 }
 
 TEST(BackwardTest, DeadRankIsNamed) {

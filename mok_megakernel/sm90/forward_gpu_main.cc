@@ -14,7 +14,8 @@
 //          timed ones too, builds its schedule first. --config=key=value,...: the same layer again
 //          with these choices of the configuration, any number of times; bits have to be equal.
 //          --quick: no float64.
-//          --trace=path: the raw trace of one pass of rank 0 (last layer and configuration).
+//          --trace: what consumers of rank 0 did in one pass; --trace=path: its raw trace as well
+//          (last layer and configuration).
 // The exit status is 1 if any check fails.
 #include <algorithm>
 #include <chrono>
@@ -128,20 +129,21 @@ void PrintTimes(DeviceLayer& layer, PassTimer& timer, const LayerData& data, int
   const PassFloors floors = FloorsOf(flops, BusiestLinkBytes(data));
   std::printf(
       "     single %.3f ms, best %.3f (%.2fx of %.3f)  back to back %.3f ms, %.0f TFLOP/s (%.2fx "
-      "of "
-      "%.3f)\n",
+      "of %.3f)\n",
       times.median, times.best, times.median / floors.burst, floors.burst, times.queued,
       flops / times.queued * 1e-9, times.queued / floors.sustained, floors.sustained);
   std::fflush(stdout);
 }
 
-// num_warps, capacity, counts, events; little endian.
-void WriteTrace(DeviceLayer& layer, PassTimer& timer, const DeviceLayerOptions& options,
-                const std::string& path) {
+// Prints what consumers did and writes num_warps, capacity, counts, events; little endian.
+void Trace(DeviceLayer& layer, PassTimer& timer, const DeviceLayerOptions& options,
+           const std::string& path) {
   const auto run = [&] { MOK_CHECK(timer.Run([&] { return layer.LaunchAll(); }).ok()); };
   for (int i = 0; i < kWarmUpPasses; ++i) run();
   layer.Poison();
   run();
+  std::printf("%s", layer.trace().SummaryOfConsumers().c_str());
+  if (path.empty()) return;
   const TraceBuffer::Trace trace = layer.trace().Read();
   std::ofstream file(path, std::ios::binary);
   const uint32_t head[2] = {static_cast<uint32_t>(trace.counts.size()), options.trace_capacity};
@@ -231,7 +233,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
       if (!(out == expected)) g_check(false, name, StrCat(config, ": differs in bits"));
     }
     PassTimer timer(LanesOf(layer, own_devices));
-    if (options.trace_capacity > 0) WriteTrace(layer, timer, options, flags.trace);
+    if (options.trace_capacity > 0) Trace(layer, timer, options, flags.trace);
     PrintTimes(layer, timer, data, flags.passes);
   }
 }

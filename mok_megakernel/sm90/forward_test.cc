@@ -236,6 +236,9 @@ TEST(ForwardTest, ATraceHoldsEveryTask) {
       for (uint32_t i = 0; i < trace.counts[warp]; ++i) {
         const DeviceTraceEvent& event = trace.events[warp * options.trace_capacity + i];
         EXPECT_LE(event.begin_ns, event.end_ns);
+        if (i > 0) {
+          EXPECT_LE((&event)[-1].end_cycles, event.end_cycles);
+        }
         const int32_t stores = static_cast<int32_t>(TracePhase::kStore);
         if (event.kind % kNumTracePhases == stores) tasks.push_back(event.task);
       }

@@ -153,6 +153,7 @@ TEST(PersistentSm90Test, TraceHoldsEveryTaskOnce) {
       EXPECT_LE(events[i].begin_ns, events[i].end_ns);
       if (i > 0) {
         EXPECT_LE(events[i - 1].end_ns, events[i].begin_ns);
+        EXPECT_LE(events[i - 1].end_cycles, events[i].end_cycles);
       }
     }
   }

@@ -13,7 +13,63 @@ namespace {
 
 struct KindTimes {
   int64_t count = 0;
-  std::array<double, kNumTracePhases> microseconds = {};
+  std::array<double, kNumTracePhases> microseconds = {}, kilocycles = {};
+};
+
+// What consumers did, from their events in order.
+class ConsumerSummary {
+ public:
+  // The next event of a warp; `before`: the warp's last one, or null.
+  void Add(const DeviceTraceEvent& event, const DeviceTraceEvent* before) {
+    const auto phase = static_cast<size_t>(event.kind % kNumTracePhases);
+    KindTimes& kind = kinds_[static_cast<size_t>(event.kind / kNumTracePhases)];
+    const double time = static_cast<double>(event.end_ns - event.begin_ns) * 1e-3;
+    kind.microseconds[phase] += time;
+    if (phase == static_cast<size_t>(TracePhase::kWait)) {
+      waited_ += time;
+      ++kind.count;
+    }
+    first_ = std::min(first_, event.begin_ns);
+    last_ = std::max(last_, event.end_ns);
+    if (before == nullptr) return;
+    const double cycles = static_cast<double>(event.end_cycles - before->end_cycles);
+    kind.kilocycles[phase] += cycles * 1e-3;
+    cycles_ += cycles;
+    nanoseconds_ += static_cast<double>(event.end_ns - before->end_ns);
+  }
+
+  std::string Text(double num_warps) const {
+    std::string text;
+    for (int i = 0; i < kNumTaskKinds; ++i) {
+      const KindTimes& kind = kinds_[static_cast<size_t>(i)];
+      if (kind.count > 0) text += Line(static_cast<TaskKind>(i), kind);
+    }
+    if (last_ == 0) return text;
+    char line[160];
+    std::snprintf(line, sizeof line, "%.1f us, of which waiting %.1f; %.0f kcycles at %.3f GHz\n",
+                  static_cast<double>(last_ - first_) * 1e-3, waited_ / num_warps,
+                  cycles_ / num_warps * 1e-3, cycles_ / std::max(nanoseconds_, 1.0));
+    return text + line;
+  }
+
+ private:
+  static std::string Line(TaskKind kind, const KindTimes& times) {
+    const auto count = static_cast<double>(times.count);
+    const auto& us = times.microseconds;
+    const auto& cycles = times.kilocycles;
+    char line[200];
+    std::snprintf(line, sizeof line,
+                  "%-24s %6lld tasks: wait %7.2f, work %7.2f, store %6.2f us;  %7.2f, %7.2f, %6.2f "
+                  "kcycles\n",
+                  TaskKindName(kind), static_cast<long long>(times.count), us[0] / count,
+                  us[1] / count, us[2] / count, cycles[0] / count, cycles[1] / count,
+                  cycles[2] / count);
+    return line;
+  }
+
+  std::array<KindTimes, kNumTaskKinds> kinds_;
+  uint64_t first_ = UINT64_MAX, last_ = 0;
+  double waited_ = 0, cycles_ = 0, nanoseconds_ = 0;
 };
 
 }  // namespace
@@ -46,41 +102,15 @@ TraceBuffer::Trace TraceBuffer::Read() const {
 
 std::string TraceBuffer::SummaryOfConsumers() const {
   const auto [events, counts] = Read();
-  std::array<KindTimes, kNumTaskKinds> kinds;
-  uint64_t first = UINT64_MAX, last = 0;
-  double waited = 0;
+  ConsumerSummary summary;
   for (size_t warp = 0; warp < num_warps_; warp += kTraceRoles) {
+    const DeviceTraceEvent* of_warp = &events[warp * params_.capacity];
     const uint32_t count = std::min(counts[warp], params_.capacity);
     for (uint32_t i = 0; i < count; ++i) {
-      const DeviceTraceEvent& event = events[warp * params_.capacity + i];
-      const int phase = event.kind % kNumTracePhases;
-      KindTimes& kind = kinds[static_cast<size_t>(event.kind / kNumTracePhases)];
-      const double time = static_cast<double>(event.end_ns - event.begin_ns) * 1e-3;
-      kind.microseconds[static_cast<size_t>(phase)] += time;
-      const bool waits = phase == static_cast<int>(TracePhase::kWait);
-      if (waits) waited += time;
-      if (waits) ++kind.count;
-      first = std::min(first, event.begin_ns);
-      last = std::max(last, event.end_ns);
+      summary.Add(of_warp[i], i > 0 ? &of_warp[i - 1] : nullptr);
     }
   }
-  std::string text;
-  char line[160];
-  for (int i = 0; i < kNumTaskKinds; ++i) {
-    const KindTimes& kind = kinds[static_cast<size_t>(i)];
-    if (kind.count == 0) continue;
-    const auto count = static_cast<double>(kind.count);
-    std::snprintf(line, sizeof line, "%-24s %6lld tasks: wait %7.2f, work %7.2f, store %6.2f us\n",
-                  TaskKindName(static_cast<TaskKind>(i)), static_cast<long long>(kind.count),
-                  kind.microseconds[0] / count, kind.microseconds[1] / count,
-                  kind.microseconds[2] / count);
-    text += line;
-  }
-  if (last == 0) return text;
-  const double blocks = static_cast<double>(num_warps_) / kTraceRoles;
-  const double total = static_cast<double>(last - first) * 1e-3;
-  std::snprintf(line, sizeof line, "%.1f us, of which waiting %.1f\n", total, waited / blocks);
-  return text + line;
+  return summary.Text(static_cast<double>(num_warps_) / kTraceRoles);
 }
 
 }  // namespace mok::testing

@@ -26,8 +26,9 @@ class TraceBuffer {
     std::vector<uint32_t> counts;
   };
   Trace Read() const;
-  // What the first consumer warps did: per kind of task its number and the mean microseconds of
-  // each phase; and the share of the time from the first event to the last that they waited.
+  // What the first consumer warps did: per kind of task its number and the means of each phase, in
+  // microseconds and in thousands of cycles; the time from the first event to the last, the share
+  // of it that they waited, and the cycles and mean clock of an SM.
   std::string SummaryOfConsumers() const;
 
  private:
