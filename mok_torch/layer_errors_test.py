@@ -158,7 +158,7 @@ def test_the_values_of_many_ranks_are_told():
 
 
 def test_a_rank_without_a_layer_meets_one_with_a_layer():
-    """Explicit calls on one rank, a layer on the other: of the layer's options one rank has none."""
+    """Explicit calls on one rank, a layer on the other, whose options there is nothing to compare."""
     experts = torch.tensor([[0, 3], [1, 2]])
 
     def work(member, rank):
@@ -172,7 +172,13 @@ def test_a_rank_without_a_layer_meets_one_with_a_layer():
         workspace = functional.get_workspace(CONFIG, member, num_local_tokens=2, **shapes)
         weights = layer.experts.parameters()
         functional.moe(
-            x, experts, torch.ones(2, 2), *weights, workspace=workspace, config=CONFIG, num_experts=4
+            x,
+            experts,
+            torch.ones(2, 2),
+            *weights,
+            workspace=workspace,
+            config=CONFIG,
+            num_experts=4,
         )
 
     run_on_ranks(work, 2)
