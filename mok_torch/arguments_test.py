@@ -11,7 +11,7 @@ from mok_torch import MoELayer, functional, ops
 from mok_torch.full_state import full_state_dict, load_full_state_dict
 from mok_torch.functional import MainGrads, SharedExpert, moe
 from mok_torch.router import Router, RouterConfig, route
-from mok_torch.self_test import Case
+from mok_torch.self_test import Case, run_on_ranks
 from mok_torch.test_support import routed_batch
 
 CASE = Case("odd", (12,), hidden=32, intermediate=24, experts=4, shared=16, scaled_shared=True)
@@ -344,3 +344,99 @@ def test_no_dtype_is_named_twice():
     for options in ({"weight_grad_dtype": torch.float16}, {"main_grads": halves}):
         with pytest.raises(TypeError, match=r": expected torch.float32, got torch.float16$"):
             functional.backward(*inputs[0], context, out, *inputs[1], shared_scale=scale, **options)
+
+
+def check_names_of_what_the_engine_refuses(group, rank):
+    """Errors that only the engine can find, as it sees what all ranks have given."""
+    shapes = {"num_local_tokens": 4, "hidden_size": 32, "topk": 2, "dtype": torch.float32}
+    workspace = functional.create_workspace(None, group, **shapes)
+    x, ids, weights = torch.ones(4, 32), torch.zeros(4, 2).long(), torch.ones(4, 2)
+    experts = [torch.zeros(2, 16, 32), torch.zeros(2, 16, 32), torch.zeros(2, 32, 16)]
+    none = [weight[:0] for weight in experts]
+    total = 2 * workspace.ep_size
+
+    def moe_of(ids, experts, **options):
+        return moe(x, ids, weights, *experts, workspace=workspace, **options)
+
+    def schedule_of(ids, num_local_experts, **options):
+        options |= {"num_local_experts": num_local_experts}
+        return functional.build_schedule(workspace, None, ids, **options)
+
+    no_expert = "0 on every rank, expected at least one expert"
+    wrong_id = f"rank 0, token 3, k 1: expected an expert id in [-1, {total}), got 9"
+    for call, text in (
+        (lambda: moe_of(ids, none), f"w_gate.shape[0]: {no_expert}"),
+        (lambda: schedule_of(ids, 0), f"num_local_experts: {no_expert}"),
+        (
+            lambda: moe_of(ids, experts, num_experts=7),
+            f"num_experts: expected 7, the ranks' w_gate.shape[0] add up to {total}",
+        ),
+        (
+            lambda: schedule_of(ids, 2, num_experts=7),
+            f"num_experts: expected 7, the ranks' num_local_experts add up to {total}",
+        ),
+        (lambda: moe_of(ids + 9, experts), f"topk_idx: {wrong_id}"),
+        (lambda: schedule_of(ids + 9, 2), f"top_experts: {wrong_id}"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert str(caught.value) == text
+    moe_of(ids, experts)
+
+
+def test_the_engines_errors_name_the_callers_arguments():
+    check_names_of_what_the_engine_refuses(None, 0)
+    run_on_ranks(check_names_of_what_the_engine_refuses, 2)
+
+
+def test_ranks_in_the_backwards_of_different_forwards_are_told_so():
+    def work(member, rank):
+        layer = MoELayer(**SIZES, group=member)
+        generator = torch.Generator().manual_seed(rank)
+        outs = [layer(torch.randn(8, 32, generator=generator)) for _ in range(2)]
+        # In another order on rank 1. The graphs live on for the calls in order.
+        for index in range(2):
+            with pytest.raises(ValueError) as caught:
+                outs[index ^ rank].sum().backward(retain_graph=True)
+            assert str(caught.value) == (
+                "backward: expected the backward of the same forward on every rank, got those of "
+                "different forwards on ranks 0 and 1"
+            )
+        for out in outs:
+            out.sum().backward()
+
+    run_on_ranks(work, 2)
+
+
+def test_ranks_that_swap_the_contexts_of_explicit_backwards_are_told_so():
+    def work(member, rank):
+        shapes = {"num_local_tokens": 4, "hidden_size": 32, "topk": 2, "dtype": torch.float32}
+        workspace = functional.create_workspace(None, member, **shapes)
+        x = torch.randn(4, 32, generator=torch.Generator().manual_seed(rank))
+        experts = [torch.zeros(2, 16, 32), torch.zeros(2, 16, 32), torch.zeros(2, 32, 16)]
+        tensors = (x, torch.ones(4, 2), None, None, None, *experts)
+        calls = []
+        for ids in ([[0, 3], [1, 2]] * 2, [[2, 1], [3, 0]] * 2):
+            options = {"num_local_experts": 2}
+            schedule = functional.build_schedule(workspace, None, torch.tensor(ids), **options)
+            context = functional.forward(None, workspace, schedule, *tensors)[1]
+            calls.append((schedule, context))
+
+        def backward(schedule, context):
+            functional.backward(None, workspace, schedule, context, x, *tensors)
+
+        with pytest.raises(ValueError) as caught:
+            backward(*calls[rank])
+        assert str(caught.value) == (
+            "backward: schedule: expected that of the same build_schedule on every rank, and its "
+            "forward's context, got those of different calls on ranks 0 and 1"
+        )
+        # Of one rank its context only.
+        with pytest.raises(
+            ValueError, match=r"^rank 1: context\.ring\.x: row .* not token .* of x"
+        ):
+            backward(calls[0][0], calls[rank][1])
+        for call in calls:
+            backward(*call)
+
+    run_on_ranks(work, 2)

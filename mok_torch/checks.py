@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import NamedTuple
 
 import torch
@@ -26,6 +28,12 @@ class ArgumentNames(NamedTuple):
     shared_up: str = "shared.w_up"
     shared_down: str = "shared.w_down"
     shared_scale: str = "shared.scale"
+    # Of this rank's experts.
+    num_local_experts: str = "w_gate.shape[0]"
+    # What to say of ranks whose passes are of different schedules.
+    one_schedule: str = (
+        "expected the backward of the same forward on every rank, got those of different forwards"
+    )
 
 
 MOE_NAMES = ArgumentNames()
@@ -39,7 +47,30 @@ EXPLICIT_NAMES = ArgumentNames(
     shared_up="shared_up_weights",
     shared_down="shared_down_weights",
     shared_scale="shared_scale",
+    num_local_experts="num_local_experts",
+    one_schedule="schedule: expected that of the same build_schedule on every rank, and its "
+    "forward's context, got those of different calls",
 )
+
+# In the engine's errors: its names of arguments, and ranks whose schedules have other fingerprints.
+_ENGINE_NAMES = re.compile(r"\b(topk_idx|num_local_experts)\b")
+_OTHER_SCHEDULE = re.compile(
+    r"^(\w+): ranks disagree on schedule \(.*\): rank 0 has \S+, rank (\d+) has \S+$"
+)
+
+
+@contextlib.contextmanager
+def in_words_of(names: ArgumentNames):
+    """What the engine says of the arguments of the block's calls, in what the caller calls them."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).replace("context.ring_x:", "context.ring.x:")
+        text = _ENGINE_NAMES.sub(lambda found: getattr(names, found[0]), text)
+        if found := _OTHER_SCHEDULE.match(text):
+            text = f"{found[1]}: {names.one_schedule} on ranks 0 and {found[2]}"
+        error.args = (text,)
+        raise
 
 
 class SharedTensors(NamedTuple):

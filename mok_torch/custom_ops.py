@@ -16,12 +16,14 @@ from torch import Tensor
 
 from mok_torch import _C, passes
 from mok_torch.checks import (
+    MOE_NAMES,
     LayerTensors,
     check_default,
     check_layer,
     check_swiglu_limit,
     check_topk_idx,
     dense,
+    in_words_of,
     refuse_forward_mode,
     require_dtype,
     require_shape,
@@ -104,8 +106,9 @@ def moe_forward(
         ring = passes.new_ring(layer, plan.ring_rows)
     experts = (layer.num_local_experts, plan.num_experts)
     widths = (layer.intermediate, layer.shared_intermediate)
-    schedule = passes.build_schedule(owner, plan, routes, *experts, widths)
-    passes.run_forward(LayerCall(owner, plan, schedule, layer, ring, limit), out)
+    with in_words_of(MOE_NAMES):
+        schedule = passes.build_schedule(owner, plan, routes, *experts, widths)
+        passes.run_forward(LayerCall(owner, plan, schedule, layer, ring, limit), out)
     return out, passes.save_schedule(schedule, plan.schedule_words), *ring
 
 
@@ -253,7 +256,8 @@ def run_backward(
             ring = Ring(x_rows, *(rows.clone() for rows in ring[1:]))
         grads = new_grads(layer)
     call = LayerCall(owner, plan, schedule, layer, ring, limit)
-    passes.run_backward(call, d_tokens, 1, grads)
+    with in_words_of(MOE_NAMES):
+        passes.run_backward(call, d_tokens, 1, grads)
     return grads
 
 

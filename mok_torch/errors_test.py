@@ -126,7 +126,7 @@ WRONG = {
     "num_experts": (
         lambda a: {"num_experts": 5},
         ValueError,
-        r"num_experts: expected 5, the ranks' num_local_experts add up to 4|ranks disagree on num_",
+        r"num_experts: expected 5, the ranks' w_gate.shape\[0\] add up to 4|ranks disagree on num_",
     ),
     "num_experts type": (lambda a: {"num_experts": "5"}, TypeError, "num_experts: expected an int"),
     "config": (lambda a: {"config": 3}, TypeError, "config: expected a MoKConfig or None, got int"),

@@ -18,6 +18,7 @@ from mok_torch.checks import (
     check_swiglu_limit,
     check_topk_idx,
     dense,
+    in_words_of,
     refuse_tracing,
     require_dtype,
     require_shape,
@@ -146,7 +147,8 @@ def build_schedule(
             if call.sizes.max_tokens == place.engine.max_tokens:
                 place.accept((plan, call))
     else:
-        engine = passes.build_schedule(workspace, plan, routes, *experts)
+        with in_words_of(EXPLICIT_NAMES):
+            engine = passes.build_schedule(workspace, plan, routes, *experts)
     return Schedule(engine, plan, workspace)
 
 
@@ -203,7 +205,8 @@ def forward(
     if place is not None:
         place.accept(call)
         return _forward_on_gpu(place, call, schedule, passes.addresses(layer.tensors()), x)
-    passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
+    with in_words_of(EXPLICIT_NAMES):
+        passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
     return out, ForwardContext(ring, kept_macrobatches=1, swiglu_limit=limit)
 
 
@@ -335,7 +338,8 @@ def backward(
         explicit_cuda.backward(place, call, schedule.engine, inputs, held, operands)
     else:
         call = LayerCall(workspace, plan, schedule.engine, layer, ring, limit)
-        passes.run_backward(call, *operands)
+        with in_words_of(EXPLICIT_NAMES):
+            passes.run_backward(call, *operands)
     return _results(grads)
 
 

@@ -404,7 +404,7 @@ def test_the_context_of_another_batch():
     layer = Layer()
     other = Layer(dataclasses.replace(CASE, seed=1), workspace=layer.workspace)
     (_, context), (_, wrong) = layer.forward(), other.forward()
-    with pytest.raises(ValueError, match=r"context.ring_x: row \d+ is not token \d+ of x; is the"):
+    with pytest.raises(ValueError, match=r"context.ring.x: row \d+ is not token \d+ of x; is the"):
         layer.backward(wrong)
     assert_equal(layer.backward(context), layer.autograd()[1])
 

@@ -158,7 +158,7 @@ def test_the_values_of_many_ranks_are_told():
 
 
 def test_a_rank_without_a_layer_meets_one_with_a_layer():
-    """Explicit calls on one rank, a layer on the other, whose options there is nothing to compare."""
+    """Explicit calls on one rank, a layer on the other: its options are compared with nothing."""
     experts = torch.tensor([[0, 3], [1, 2]])
 
     def work(member, rank):
