@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -175,15 +176,17 @@ def test_an_interrupt_ends_the_program_in_one_line(tmp_path, num_ranks, while_it
     )
     log = tmp_path / "loss_log"
     deadline = time.monotonic() + 100
-    while not (
-        log.exists() and log.read_text()
-        if while_it == "trains"
-        else len(pids_in_group(program.pid)) >= 2 + num_ranks  # one watches multiprocessing's files
+    while len(rank_pids(program.pid)) < num_ranks or (
+        while_it == "trains" and not (log.exists() and log.read_text())
     ):
         assert program.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.2)  # the last rank has been told what to do, but is far from doing it
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does, to all
+    # A terminal interrupts all. The ranks stay quiet, however late the program comes to end them.
+    time.sleep(0.2)
+    for pid in rank_pids(program.pid):
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    os.killpg(program.pid, signal.SIGINT)
     _, errors = program.communicate(timeout=60)
     assert (program.returncode, errors) == (130, "train_lm: interrupted\n")
     while pids_in_group(program.pid):
@@ -196,13 +199,17 @@ def pids_in_group(group):
     return [pid for pid in numbers if is_running(pid) and state_and_group(pid)[1] == group]
 
 
+def rank_pids(group):
+    pids = pids_in_group(group)
+    lines = [pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+    return [pid for pid, line in zip(pids, lines, strict=True) if b"spawn_main" in line]
+
+
 def launch_sleepers(folder):
     ranks.launch(sleep, 2, folder)
 
 
 def sleep(rank, folder):
-    # As of a shell's background jobs, which PyTorch's signal to the ranks does not end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(os.path.join(folder, str(os.getpid())), "w", encoding="utf-8"):
         time.sleep(3600)
 
