@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -139,6 +140,33 @@ def test_who_tries_again_in_a_workspace_that_is_lost_gives_up_once():
 
     first, second = run_on_ranks(work, 2)
     assert torch.equal(first, second)
+
+
+def test_who_comes_just_when_the_others_give_up_is_told_after_the_next_meeting():
+    """Its own call succeeds, so it has not been away for the timeout when it is in the next one."""
+    gave_up = threading.Barrier(2)
+
+    def work(member, rank):
+        layer = make_layer(member, PATIENT)
+        layer(make_tokens(rank))
+        if rank == 0:
+            with pytest.raises(RankTimeoutError), layer._workspace.host_call(FORWARD):
+                raise RankTimeoutError("missing rank 1")  # in place of the engine
+        else:
+            with layer._workspace.host_call(FORWARD):
+                pass
+        gave_up.wait(60)
+        if rank == 1:
+            begin = time.monotonic()
+            told = rf"rank 0 gave up at .* in {FORWARD}: missing rank 1"
+            with pytest.raises(RankTimeoutError, match=f"to global_expert_load: {told}"):
+                layer.global_expert_load()
+            with pytest.raises(RankTimeoutError, match=f"^rank 1 came too late: {told}"):
+                layer(make_tokens(rank))
+            assert time.monotonic() - begin < PATIENT.timeout_seconds / 2
+        assert_in_step(layer, rank)
+
+    run_on_ranks(work, 2)
 
 
 def check_that_ranks_go_on_after_a_call_of_one(group, rank):

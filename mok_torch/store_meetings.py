@@ -154,6 +154,9 @@ class StoreMeetings:
         def tell() -> str:
             calls = self._calls_at(at)
             told = text + calls
+            # Never deleted: a rank may hold on to the workspace, and come to it, for as long as it
+            # likes. One of some hundred bytes for each workspace that is lost, which takes a rank
+            # the whole timeout: a few kilobytes an hour at worst, with the default one.
             self._store.compare_set(f"notice/{name}", "", json.dumps([at.era, told]))
             self._posted.append((at, _end_key(at.era)))
             self._store.compare_set(_end_key(at.era), "", told)

@@ -177,6 +177,22 @@ def test_notices_reach_who_comes_late(open_store):
     assert late.find_notice("another") is None
 
 
+def test_one_key_stays_of_each_workspace_that_is_lost():
+    store = dist.HashStore()
+    ranks = [StoreMeetings(store, rank, 2, None) for rank in range(2)]
+
+    def meet():
+        return on_ranks(2, lambda rank: ranks[rank].exchange(CALL, rank, PATIENCE))
+
+    assert meet() == [[0, 1]] * 2
+    before = num_keys(store)
+    for lost in range(5):
+        for meetings in ranks:
+            meetings.give_up(f"workspace {lost}", "gone")
+        assert meet() == [[0, 1]] * 2
+        assert num_keys(store) == before + lost + 1
+
+
 def test_a_value_that_cannot_be_sent_leaves_the_ranks_in_step(open_store):
     def body(rank):
         meetings = StoreMeetings(open_store(), rank, 2, None)

@@ -200,8 +200,9 @@ class Workspace:
 
     def _hear_who_gave_up(self, now: float):
         """Finds out whether a rank has given up in this workspace, if one may have."""
-        # The others have not waited for the timeout yet if this rank's last call began later. (They
-        # were in it with this one.) But they may have told this rank in a meeting.
+        # The others have not waited for the timeout yet if this rank's last call began later: they
+        # were in it with this one. But it may have come at the very moment at which they gave up,
+        # gone on as if they had met, and heard in a meeting that something has failed.
         late = now - self._last_call_began > self.timeout_seconds
         if self._left_behind is None and (late or self._group.era != self._era):
             self._left_behind = self._group.find_notice(self._name)
