@@ -14,6 +14,21 @@ HUGE_PAGE = 1 << 21
 SIZES = [0, 64, (1 << 18) - 64, 1 << 18, (1 << 20) - 64, 1 << 20, HUGE_PAGE, 5 * HUGE_PAGE // 2]
 
 
+@pytest.fixture(autouse=True)
+def collect_garbage():
+    """Tensors of earlier tests of the process end now, and not in the middle of one."""
+    gc.collect()
+
+
+def use_more_than_ever():
+    """Blocks, in use, with which more is in use than at any time before in the process."""
+    _C.RecycledMemory(1)  # the latest free block, of one page: the last one to go
+    blocks = []
+    while _C.RecycledMemory.free_bytes():
+        blocks.append(_C.RecycledMemory(100 * HUGE_PAGE))  # never touched
+    return blocks
+
+
 @pytest.mark.parametrize("allocate", [lazy_zeros, recycled_empty])
 @pytest.mark.parametrize("num_bytes", SIZES)
 def test_is_contiguous_and_owns_its_memory(num_bytes, allocate):
@@ -46,7 +61,10 @@ def test_memory_is_used_again_once_the_last_tensor_is_gone():
     assert again.data_ptr() == place
 
 
-def test_no_more_is_held_than_was_in_use_at_once():
+@pytest.mark.parametrize("earlier_pages", [1, 500])
+def test_no_more_is_held_than_was_in_use_at_once(earlier_pages):
+    recycled_empty((earlier_pages * HUGE_PAGE,), torch.uint8)  # gone at once
+    blocks = use_more_than_ever()
     tensors = [recycled_empty((pages * HUGE_PAGE // 4,), torch.float32) for pages in (20, 30, 40)]
     most = _C.RecycledMemory.bytes_in_use()
     del tensors
@@ -59,6 +77,7 @@ def test_no_more_is_held_than_was_in_use_at_once():
         del held
     # The latest ones are those that stay.
     assert _C.RecycledMemory.free_bytes() >= 59 * HUGE_PAGE
+    del blocks
 
 
 def test_tensors_may_end_in_another_thread():
