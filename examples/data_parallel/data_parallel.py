@@ -35,19 +35,25 @@ _DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "cuda"], "Where the ranks t
 def check_device(device: str) -> bool:
     """Validator of --device. (Validators run when all flags have values.)"""
     if device == "cuda" and not torch.cuda.is_available():
-        raise flags.ValidationError("cuda: PyTorch finds no GPU")
+        raise flags.ValidationError("PyTorch finds no GPU")
     count, gpus = ranks.num_ranks(_RANKS.value), torch.cuda.device_count()
     if device == "cuda" and count > gpus:
-        raise flags.ValidationError(f"cuda: {count} ranks, but {gpus} GPUs")
+        raise flags.ValidationError(f"{count} ranks, but {gpus} GPUs")
     return True
 
 
 def check_ep_size(ep_size: int) -> bool:
-    """Validator of --ep_size."""
+    """Validator of --ep_size; where that was not given, it names the number of ranks."""
     count = ranks.num_ranks(_RANKS.value)
-    if count % ep_size:
-        raise flags.ValidationError(f"must be a divisor of the {count} ranks")
-    return True
+    if count % ep_size == 0:
+        return True
+    divisors = [str(n) for n in range(1, ModelConfig.experts + 1) if count % n == 0]
+    must = f"must be a divisor of the {count} ranks: {', '.join(divisors)}"
+    if flags.FLAGS["ep_size"].using_default_value:
+        raise flags.IllegalFlagValueError(
+            f"{ranks.count_flag()}={count}: --ep_size, now {ep_size}, {must}"
+        )
+    raise flags.ValidationError(must)
 
 
 def settings_of_flags() -> Settings:

@@ -89,7 +89,8 @@ def test_gradients_are_those_of_one_process(tmp_path, strategy):
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (["--ep_size=3"], "flag --ep_size=3: must be a divisor of the 4 ranks"),
+        (["--ep_size=3"], "flag --ep_size=3: must be a divisor of the 4 ranks: 1, 2, 4"),
+        (["--ranks=3"], "--ranks=3: --ep_size, now 2, must be a divisor of the 3 ranks: 1, 3"),
         (["--ranks=2", "--ep_size=4"], "flag --ep_size=4: must be a divisor of the 2 ranks"),
         (["--ranks=9", "--ep_size=9"], "flag --ep_size=9: 9 is not an integer in the range [1, 8]"),
         (["--microbatches=65"], "flag --microbatches=65: 65 is not an integer in the range"),

@@ -119,6 +119,11 @@ def num_ranks(wanted: int) -> int:
     return int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else wanted
 
 
+def count_flag() -> str:
+    """The flag that says how many ranks there are, for messages to the user."""
+    return "--nproc-per-node" if launched_by_torchrun() else "--ranks"
+
+
 def leads() -> bool:
     """Whether this process speaks to the user: of torchrun's, rank 0 does."""
     return not launched_by_torchrun() or os.environ["RANK"] == "0"

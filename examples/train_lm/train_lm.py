@@ -49,7 +49,10 @@ _EXPERTS = flags.DEFINE_integer(
 )
 _STEPS = flags.DEFINE_integer("steps", 400, "Optimizer steps.", lower_bound=1)
 _BATCH = flags.DEFINE_integer(
-    "batch", None, "Sequences of a step, over all ranks; default: 8, on GPUs 32.", lower_bound=1
+    "batch",
+    None,
+    "Sequences of a step, over all ranks; default: 8, on GPUs or of size medium 32.",
+    lower_bound=1,
 )
 _SEQUENCES_AT_ONCE = flags.DEFINE_integer(
     "sequences_at_once",
@@ -100,22 +103,46 @@ def model_config() -> ModelConfig:
 
 def batch_of_step() -> int:
     """Sequences of a step, over all ranks."""
-    return _BATCH.value or (8 if _DEVICE.value == "cpu" else 32)
+    small = _DEVICE.value == "cpu" and _SIZE.value in (None, "small")
+    return _BATCH.value or (8 if small else 32)
 
 
 def check_batch(_: int | None) -> bool:
-    """Validator of --batch. (Validators run when all flags have values.)"""
+    """Validator of --batch, --ranks and --sequences_at_once; of these it names what was given.
+
+    (Validators run when all flags have values.)
+    """
     batch, count, at_once = batch_of_step(), num_ranks(), model_config().sequences_at_once
-    if count == 0:
-        return True  # check_device says that there is no GPU
-    if batch % count:
+    if count == 0 or batch % (count * at_once) == 0:
+        return True  # count 0: check_device says that there is no GPU
+    given = {
+        "--batch": _BATCH.value,
+        ranks.count_flag(): count if ranks.launched_by_torchrun() else _RANKS.value,
+        "--sequences_at_once": _SEQUENCES_AT_ONCE.value,
+    }
+    named = ", ".join(f"{flag}={value}" for flag, value in given.items() if value is not None)
+    groups = "" if at_once == 1 else f" times {at_once} at once (--sequences_at_once)"
+    most = batch if _DEVICE.value == "cpu" else torch.cuda.device_count()
+    fitting = {
+        "--batch": f"{count * at_once} or a multiple",
+        ranks.count_flag(): [n for n in range(1, most + 1) if batch % (n * at_once) == 0],
+        "--sequences_at_once": [n for n in range(1, batch + 1) if batch % (n * count) == 0],
+    }
+    if at_once == 1:
+        del fitting["--sequences_at_once"]
+    fits = [f"{flag} of {str(values).strip('[]')}" for flag, values in fitting.items() if values]
+    raise flags.IllegalFlagValueError(
+        f"{named or f'one rank a GPU, {count} GPUs'}: a step's {batch} sequences (--batch) must be "
+        f"a multiple of {count} ranks{groups}. What fits: {'; '.join(fits)}"
+    )
+
+
+def check_experts(experts: int | None) -> bool:
+    """Validator of --experts."""
+    top_k = model_config().top_k
+    if experts is not None and experts < top_k:
         raise flags.ValidationError(
-            f"must be a multiple of --ranks: {batch} sequences, {count} ranks"
-        )
-    if batch // count % at_once:
-        raise flags.ValidationError(
-            f"must be a multiple of --ranks times --sequences_at_once: {batch} sequences, {count} "
-            f"ranks, {at_once} at once"
+            f"must be at least the {top_k} that a token of this size visits"
         )
     return True
 
@@ -123,13 +150,11 @@ def check_batch(_: int | None) -> bool:
 def check_device(device: str) -> bool:
     """Validator of --device."""
     if device == "cuda" and num_ranks() == 0:
-        raise flags.ValidationError("cuda: PyTorch finds no GPU")
+        raise flags.ValidationError("PyTorch finds no GPU")
     if device == "cuda" and num_ranks() > torch.cuda.device_count():
-        raise flags.ValidationError(
-            f"cuda: {num_ranks()} ranks, but {torch.cuda.device_count()} GPUs"
-        )
+        raise flags.ValidationError(f"{num_ranks()} ranks, but {torch.cuda.device_count()} GPUs")
     if device == "cuda" and _PRECISION.value != "bf16":
-        raise flags.ValidationError("cuda: expected --precision=bf16")
+        raise flags.ValidationError("expected --precision=bf16")
     return True
 
 
@@ -176,9 +201,15 @@ def check_timeout(seconds: float) -> bool:
 
 def check_outputs(paths: dict[str, str | None]) -> bool:
     """Validator of --checkpoint, --plot and --loss_log together: one would overwrite another."""
-    given = [os.path.realpath(output_path(path)) for path in paths.values() if path]
-    if len(set(given)) < len(given):
-        raise flags.ValidationError("must name different files")
+    flag_of_file = {}
+    for flag, path in paths.items():
+        if not path:
+            continue
+        file = os.path.realpath(output_path(path))
+        if file in flag_of_file:
+            both = f"--{flag_of_file[file]} and --{flag}"
+            raise flags.IllegalFlagValueError(f"{both} must name different files, not both {file}")
+        flag_of_file[file] = flag
     return True
 
 
@@ -243,7 +274,7 @@ def show_result(console: rich.console.Console, settings: Settings, unigram: floa
         sample = generate(checkpoint, _SAMPLE.value, settings.seed, settings.device)
         console.print(rich.panel.Panel(rich.markup.escape(sample), title="sample"))
     rate = statistics.median(record["tokens_per_s"] for record in history)
-    table = rich.table.Table("result", "value")
+    table = rich.table.Table("result", rich.table.Column("value", overflow="fold"))
     table.add_row("unigram entropy of the text", f"{unigram:.4f} nats per byte")
     table.add_row("validation loss", f"{validation:.4f} nats per byte")
     table.add_row(
@@ -260,6 +291,7 @@ def show_result(console: rich.console.Console, settings: Settings, unigram: floa
 if __name__ == "__main__":
     flags.register_validator("device", check_device)
     flags.register_validator("batch", check_batch)
+    flags.register_validator("experts", check_experts)
     flags.register_validator("plot", check_plot)
     flags.register_validator("learning_rate", check_learning_rate)
     flags.register_validator("timeout_s", check_timeout)

@@ -19,7 +19,7 @@ from absl.testing import flagsaver
 
 from examples.train_lm import ranks, report, train_lm, trainer
 from examples.train_lm.data import Corpus, python_help_text, unigram_entropy
-from examples.train_lm.model import SIZES, LanguageModel, ModelConfig
+from examples.train_lm.model import LanguageModel, ModelConfig
 from examples.train_lm.torchrun_test_support import run_two_ranks
 from examples.train_lm.trainer import Settings, learning_rate_share, train, validation_loss
 
@@ -295,42 +295,6 @@ def test_a_training_that_diverges_stops(tmp_path, capfd):
     assert f"the loss of step {len(records)} is nan" in text
 
 
-def test_batch_must_divide_among_ranks():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["train_lm"])
-    with flagsaver.flagsaver(batch=3, ranks=2):
-        with pytest.raises(
-            flags.ValidationError, match="multiple of --ranks: 3 sequences, 2 ranks"
-        ):
-            train_lm.check_batch(3)
-    with flagsaver.flagsaver(batch=6, ranks=2, sequences_at_once=2):
-        with pytest.raises(flags.ValidationError, match="6 sequences, 2 ranks, 2 at once"):
-            train_lm.check_batch(6)
-
-
-def test_cuda_needs_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["train_lm"])
-    assert train_lm.check_device("cpu")
-    for num_ranks, text in ((None, "finds no GPU"), (2, "2 ranks, but 0 GPUs")):
-        with flagsaver.flagsaver(device="cuda", ranks=num_ranks):
-            with pytest.raises(flags.ValidationError, match=text):
-                train_lm.check_device("cuda")
-    with flagsaver.flagsaver(device="cuda"):
-        assert train_lm.check_batch(None)  # leaves the message to check_device
-
-
-def test_sizes():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["train_lm"])
-    assert train_lm.model_config() == ModelConfig() and train_lm.batch_of_step() == 8
-    with flagsaver.flagsaver(device="cuda", experts=64):
-        config = train_lm.model_config()
-        assert config == dataclasses.replace(SIZES["medium"], experts=64)
-        assert config.dense_precision == "bf16" and train_lm.batch_of_step() == 32
-
-
 def test_progress_reports_in_bundles():
     class Recorder:
         def __init__(self):
@@ -347,51 +311,6 @@ def test_progress_reports_in_bundles():
     assert recorder.steps == [0.0, 1.0]
     progress.flush()
     assert recorder.steps == [0.0, 1.0, 2.0]
-
-
-@pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0, -1.0])
-def test_learning_rate_must_be_positive(rate):
-    with pytest.raises(flags.ValidationError, match=f"must be finite and > 0, got {rate}"):
-        train_lm.check_learning_rate(rate)
-
-
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, 1e30])
-def test_timeouts_must_be_numbers_of_seconds(seconds):
-    with pytest.raises(flags.ValidationError, match="timeout_seconds: expected a"):
-        train_lm.check_timeout(seconds)
-
-
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        ("/nowhere/model.pt", "there is no folder /nowhere"),
-        ("/", "must be a file, but / is a folder"),
-        ("", "must name a file"),
-        # A folder that not even root may write to.
-        ("/proc/self/model.pt", "/proc/self is not writable"),
-    ],
-)
-def test_output_files_must_be_writable(path, text):
-    with pytest.raises(flags.ValidationError, match=text):
-        train_lm.check_output(path)
-
-
-def test_plots_are_pictures():
-    assert train_lm.check_plot(None) and train_lm.check_plot("/tmp/curves.svg")
-    with pytest.raises(flags.ValidationError, match=r"must end in .png, .pdf, .svg, got a.xyz"):
-        train_lm.check_plot("a.xyz")
-
-
-def test_outputs_have_to_be_different_files():
-    assert train_lm.check_outputs({"checkpoint": "a", "plot": "b", "loss_log": None})
-    with pytest.raises(flags.ValidationError, match="must name different files"):
-        train_lm.check_outputs({"checkpoint": "a", "plot": "b", "loss_log": "./a"})
-
-
-def test_fewer_experts_than_a_token_visits_are_a_flag_error():
-    with pytest.raises(flags.IllegalFlagValueError, match="experts"):
-        with flagsaver.flagsaver(experts=1):
-            pass
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
