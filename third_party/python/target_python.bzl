@@ -11,6 +11,8 @@ platform (sizes of types and the like), not the version.
 
 load("//third_party/python:pip.bzl", "run")
 
+_MINORS = [str(minor) for minor in range(10, 15)]
+
 _BUILD = """
 package(default_visibility = ["//visibility:public"])
 
@@ -38,20 +40,31 @@ IS_HOST_PYTHON = {is_host}
 
 def _find_headers(repository_context, given):
     """The folder with Python.h, and the CPython minor version that its patchlevel.h states."""
+    wrong = ("MOK_TARGET_PYTHON_HEADERS=%s: expected a folder with Python.h, or a .tar.gz of " +
+             "such a folder") % given
+    if not given.startswith("/"):
+        fail(wrong + ", by its absolute path")
+    if not repository_context.path(given).exists:
+        fail(wrong + ", but nothing is there")
+    folder = given
     if given.endswith(".tar.gz") or given.endswith(".tgz"):
         repository_context.extract(given, "unpacked")
-        given = str(repository_context.path("unpacked"))
-    found = run(repository_context, ["find", "-L", given, "-maxdepth", "3", "-name", "Python.h"])
+        folder = str(repository_context.path("unpacked"))
+    elif repository_context.execute(["test", "-d", given]).return_code != 0:
+        fail(wrong + ", but this is another kind of file")
+    found = run(repository_context, ["find", "-L", folder, "-maxdepth", "3", "-name", "Python.h"])
     folders = [line[:-len("/Python.h")] for line in found.splitlines()]
     if len(folders) != 1:
-        fail("MOK_TARGET_PYTHON_HEADERS=%s holds %d Python.h, not 1" % (given, len(folders)))
+        fail(wrong + ", but Python.h is in %s" % (" and in ".join(folders) or "no folder there"))
+    if not repository_context.path(folders[0] + "/patchlevel.h").exists:
+        fail(wrong + ", but %s has no patchlevel.h beside it" % folders[0])
     version = {}
     for line in repository_context.read(folders[0] + "/patchlevel.h").splitlines():
         words = [word for word in line.replace("\t", " ").split(" ") if word]
         if len(words) >= 3 and words[0] == "#define":
             version[words[1]] = words[2]
-    if version.get("PY_MAJOR_VERSION") != "3":
-        fail("%s/patchlevel.h names no CPython 3 version" % folders[0])
+    if version.get("PY_MAJOR_VERSION") != "3" or version.get("PY_MINOR_VERSION") not in _MINORS:
+        fail(wrong + ", but %s/patchlevel.h is not of CPython 3.10 to 3.14" % folders[0])
     return folders[0], version["PY_MINOR_VERSION"]
 
 def _add_platform_configuration(repository_context, include, minor, host_include):
