@@ -63,7 +63,7 @@ def _python_env_implementation(repository_context):
     probe = repository_context.path(repository_context.attr.probe)
     existing = repository_context.os.environ.get("MOK_PYTHON_ENV", "")
     if existing and not repository_context.path(existing + "/bin/python3").exists:
-        fail("MOK_PYTHON_ENV=%s: expected a Python environment, but it has no bin/python3" % existing)
+        fail("MOK_PYTHON_ENV=%s: expected an environment, but there is no bin/python3" % existing)
     python = existing + "/bin/python3" if existing else _create_environment(repository_context)
     facts = json.decode(run(repository_context, [python, "-B", probe]))
 
