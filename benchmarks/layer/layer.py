@@ -28,7 +28,9 @@ from benchmarks.layer.problem import make_problem
 
 _BACKEND = flags.DEFINE_enum("backend", "nccl", ["nccl", "gloo"], "Of the process group.")
 _DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where layers run.")
-_RANKS = flags.DEFINE_integer("ranks", None, "Processes to start; default: one a GPU.")
+_RANKS = flags.DEFINE_integer(
+    "ranks", None, "Processes to start; default: one a GPU.", lower_bound=1
+)
 _MODEL = flags.DEFINE_multi_enum("model", ["kimi", "glm", "qwen", "deepseek"], MODELS, "Models.")
 _FAMILY = flags.DEFINE_multi_enum("family", list(FAMILIES), FAMILIES, "Families of cases.")
 _LAYER = flags.DEFINE_multi_enum("layer", None, LAYERS, "Default: all that can run here.")
@@ -126,16 +128,29 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
+def _require_a_gpu_each(ranks: int) -> None:
+    """Raises UsageError if there are not as many GPUs as ranks on this host."""
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        raise app.UsageError("no GPU; --ranks=2 --backend=gloo --device=cpu runs on a CPU")
+    if ranks > gpus:
+        raise app.UsageError(f"{ranks} ranks on this host, each needs a GPU: it has {gpus}")
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     if (_BACKEND.value == "nccl") != (_DEVICE.value == "cuda"):
         raise app.UsageError("--backend=nccl goes with --device=cuda, gloo with cpu")
-    if "RANK" in os.environ:  # torchrun
+    by_torchrun = "RANK" in os.environ
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"]) if by_torchrun else _RANKS.value
+    if _DEVICE.value == "cuda":
+        ranks = ranks or torch.cuda.device_count()
+        _require_a_gpu_each(ranks)
+    elif ranks is None:
+        raise app.UsageError("--device=cpu needs --ranks")
+    if by_torchrun:
         return _join_and_run()
-    ranks = _RANKS.value or torch.cuda.device_count()
-    if ranks < 1:
-        raise app.UsageError("no GPU; --ranks=2 --backend=gloo --device=cpu runs on a CPU")
     multiprocessing.spawn(_rank_main, (ranks, _free_port(), sys.argv), nprocs=ranks)
 
 

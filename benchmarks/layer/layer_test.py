@@ -9,19 +9,23 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMAND = [
-    *(sys.executable, "-m", "benchmarks.layer.layer", "--backend=gloo", "--device=cpu"),
+MODULE = ("-m", "benchmarks.layer.layer")
+SMALL = (
+    *("--backend=gloo", "--device=cpu"),
     *("--model=tiny", "--tokens=48", "--iterations=2", "--warm_ups=1"),
-]
+)
+
+
+def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    path = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=os.environ | path | environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def run(*arguments: str, program: str | None = None) -> subprocess.CompletedProcess:
-    command = COMMAND if program is None else [sys.executable, "-c", program, *COMMAND[3:]]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    return subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    return start(*(MODULE if program is None else ("-c", program)), *SMALL, *arguments)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -78,3 +82,20 @@ def test_a_wrong_gradient_is_an_error():
 def test_backend_and_device_go_together():
     result = run("--device=cuda")
     assert result.returncode != 0 and "gloo with cpu" in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, environment, error",
+    [
+        ((), {}, "no GPU; --ranks=2 --backend=gloo --device=cpu runs on a CPU"),
+        ((), {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "no GPU; "),
+        (("--backend=gloo", "--device=cpu"), {}, "--device=cpu needs --ranks"),
+        (("--ranks=0",), {}, "--ranks=0"),
+    ],
+    ids=["alone", "by torchrun", "without ranks", "no ranks"],
+)
+def test_without_a_gpu(arguments, environment, error):
+    result = start(*MODULE, *arguments, CUDA_VISIBLE_DEVICES="", **environment)
+    assert result.returncode == 1
+    assert error in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr
