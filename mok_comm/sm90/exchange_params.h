@@ -42,6 +42,7 @@ struct RowExchange {
   EarlierRows earlier;     // pull
   int32_t routes_per_row;  // pull of token rows: topk, row = route / topk; rows of routes: 1
   int32_t own_rank;        // its rows do not cross a link and are not paced
+  bool skips_own_rank;     // push: its rows are not moved, whoever computes them puts them there
   uint64_t interval_ns;    // least time between two remote chunks of one warp; 0: not paced
   // The same while the block's pull warp moves rows (RowMover's `pulling`); 0: as interval_ns.
   uint64_t interval_beside_pulls_ns;
@@ -115,6 +116,7 @@ enum class ExchangeBug : int32_t {
   kTokenAsRoute,       // rows of tokens are addressed as rows of routes
   kNoFlushAtEnd,       // the last tile is never signalled
   kMovesPadding,       // a tile's rows contain padding
+  kMovesOwnRows,       // also the rows of the own rank that are to be skipped
   kStaysPulling,       // a warp that has pulled all its rows still shows that it moves some
   kFlagOfGpuScope,     // meetings
   kWaitOfGpuScope,

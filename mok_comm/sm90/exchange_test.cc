@@ -25,6 +25,7 @@ struct ExchangeSpec {
   unsigned blocks = 2;
   uint64_t interval_ns = 0;
   bool copies = false;  // rows of tokens that are in the ring, which holds all
+  bool skips = false;   // pushes of a rank's own rows, which keep what was there
 
   int num_ranks() const { return static_cast<int>(tokens.size()); }
 };
@@ -35,7 +36,9 @@ struct RankState {
   DeviceWaitRecord* record = nullptr;
   void* stream = nullptr;
   std::vector<uint32_t> x;  // [tokens, row words]
+  std::vector<bool> keeps;  // [routes]: what returns is not moved
 };
+constexpr uint32_t kKept = 0x4B455054;
 
 class ExchangeRun {
  public:
@@ -46,6 +49,7 @@ class ExchangeRun {
     for (int rank = 0; rank < spec.num_ranks(); ++rank) {
       for (int route = 0; route < spec.tokens[rank] * spec.topk; ++route) {
         const size_t owner = random() % ranks_.size();
+        ranks_[rank].keeps.push_back(spec.skips && static_cast<int>(owner) == rank);
         const size_t at = sources[owner].empty() ? 0 : random() % sources[owner].size();
         sources[owner].insert(sources[owner].begin() + static_cast<std::ptrdiff_t>(at), rank);
         routes[owner].insert(routes[owner].begin() + static_cast<std::ptrdiff_t>(at), route);
@@ -73,13 +77,15 @@ class ExchangeRun {
     for (int rank = 0; rank < spec_.num_ranks(); ++rank) Launch(rank, bug);
   }
 
-  // Every route has got its token's row back.
+  // Every route has got its token's row back, but for those that keep what was there.
   bool Matches() const {
     for (int rank = 0; rank < spec_.num_ranks(); ++rank) {
       const int words = spec_.row_bytes / 4, rows = spec_.tokens[rank] * spec_.topk;
       const auto copy = HostCopy(ranks_[rank].params.copy, static_cast<size_t>(rows) * words);
+      const std::vector<uint32_t> kept(static_cast<size_t>(words), kKept);
       for (int row = 0; row < rows; ++row) {
-        const uint32_t* expected = ranks_[rank].x.data() + row / spec_.topk * words;
+        const uint32_t* moved = ranks_[rank].x.data() + row / spec_.topk * words;
+        const uint32_t* expected = ranks_[rank].keeps[row] ? kept.data() : moved;
         if (std::memcmp(copy.data() + row * words, expected, spec_.row_bytes) != 0) return false;
       }
       const auto scalars = HostCopy(ranks_[rank].params.copied_scalars, static_cast<size_t>(rows));
@@ -138,7 +144,10 @@ class ExchangeRun {
     p.x = UninitializedArray<uint32_t>(p.x_words + 1, "x", rank);
     p.pull.peers.of_rank[rank] = reinterpret_cast<std::byte*>(p.x);
     p.words = static_cast<int32_t>(state.x.size()) * spec_.topk;
-    uint32_t* returned = UninitializedArray<uint32_t>(p.words + 1, "returned", rank);
+    p.push.skips_own_rank = spec_.skips;
+    const std::vector<uint32_t> kept(static_cast<size_t>(p.words) + 1, kKept);
+    uint32_t* returned = spec_.skips ? DeviceArray(kept, "returned", rank)
+                                     : UninitializedArray<uint32_t>(p.words + 1, "returned", rank);
     p.returned = returned;
     p.push.peers.of_rank[rank] = reinterpret_cast<std::byte*>(returned);
     p.copy = UninitializedArray<uint32_t>(p.words + 1, "copy", rank);
@@ -264,7 +273,8 @@ Outcome RunBug(int bug, const Interleaving& interleaving) {
 TEST(ExchangeTest, EveryPlantedBugIsFlagged) {
   ExpectEveryBugFlagged(RunBug, static_cast<int>(ExchangeBug::kCount), [](int bug) {
     return bug == static_cast<int>(ExchangeBug::kCopiesTooEarly) ||
-           bug == static_cast<int>(ExchangeBug::kNoFenceBeforeCopy);
+           bug == static_cast<int>(ExchangeBug::kNoFenceBeforeCopy) ||
+           bug == static_cast<int>(ExchangeBug::kMovesOwnRows);
   });
 }
 
@@ -287,12 +297,14 @@ TEST(ExchangeTest, RowsThatAreThereAreCopied) {
   ExpectExchanged(three, "three ranks");
 }
 
-TEST(ExchangeTest, EveryPlantedBugOfCopiesIsFlagged) {
-  for (const ExchangeBug bug :
-       {ExchangeBug::kNone, ExchangeBug::kCopiesTooEarly, ExchangeBug::kNoFenceBeforeCopy}) {
+// Without a mistake the exchange is right, with each of these it is noticed.
+void ExpectFlagged(const ExchangeSpec& spec, std::initializer_list<ExchangeBug> bugs) {
+  std::vector<ExchangeBug> all(bugs);
+  all.push_back(ExchangeBug::kNone);
+  for (const ExchangeBug bug : all) {
     for (const Interleaving& interleaving : kInterleavings) {
       StartCase(interleaving);
-      const ExchangeRun run(Copying());
+      const ExchangeRun run(spec);
       run.LaunchAll(static_cast<int>(bug));
       const Outcome outcome = RunAndCompare([&] { return run.Matches(); });
       EXPECT_EQ(outcome.kind == "ok", bug == ExchangeBug::kNone)
@@ -300,6 +312,24 @@ TEST(ExchangeTest, EveryPlantedBugOfCopiesIsFlagged) {
           << outcome.text;
     }
   }
+}
+
+TEST(ExchangeTest, EveryPlantedBugOfCopiesIsFlagged) {
+  ExpectFlagged(Copying(), {ExchangeBug::kCopiesTooEarly, ExchangeBug::kNoFenceBeforeCopy});
+}
+
+TEST(ExchangeTest, OwnRowsMayBeSkipped) {
+  ExchangeSpec spec;
+  spec.tokens = {9, 14};
+  spec.skips = true;
+  ExpectFlagged(spec, {ExchangeBug::kMovesOwnRows});
+  spec.row_bytes = 192;     // three chunks, for two lanes
+  spec.rows_per_tile = 40;  // more rows than lanes
+  spec.tokens = {31, 0, 40};
+  spec.interval_ns = 500;
+  ExpectExchanged(spec, "several chunks, three ranks, paced");
+  spec.tokens = {9};
+  ExpectExchanged(spec, "no row moves");
 }
 
 TEST(ExchangeTest, MissingRankIsNamed) {

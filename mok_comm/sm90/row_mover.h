@@ -192,7 +192,8 @@ class RowMover {
   }
 
   // Up to 32 rows; lane l knows the l-th and where it comes from or goes to. Chunks of all rows
-  // follow each other; lane l of those that move takes chunks l, l + kStagingChunks, ...
+  // that move follow each other; lane l of those that move them takes chunks l, l + kStagingChunks,
+  // ...
   MOK_DEVICE void MoveLaneRows(const RowExchange& exchange, const ScalarRow& lane_row,
                                const std::byte* peer_row, int count, const DeviceWait& wait) {
     const int64_t row_bytes = exchange.peers.row_bytes;
@@ -200,13 +201,16 @@ class RowMover {
     const bool is_paced =
         !is_pull_ && exchange.interval_ns != 0 && lane_row.rank != exchange.own_rank;
     const uint32_t paced_rows = Ballot(is_paced);
+    const bool skips = !is_pull_ && exchange.skips_own_rank && kBug != ExchangeBug::kMovesOwnRows &&
+                       lane_row.rank == exchange.own_rank;
+    const uint32_t moved_rows = Ballot(lane_ < count && !skips);
     std::byte* local = exchange.local + (lane_row.local_row - lane_) * row_bytes;
     const int row_chunks =
         CeilDiv(static_cast<int32_t>(row_bytes), static_cast<int32_t>(staging_.bytes));
-    int row = 0, chunk = lane_ % kStagingChunks;
+    int row = NextRow(moved_rows, 0), chunk = lane_ % kStagingChunks;
     for (;; chunk += kStagingChunks) {
-      for (; chunk >= row_chunks; chunk -= row_chunks) ++row;
-      const bool active = moves_ && row < count;
+      for (; chunk >= row_chunks; chunk -= row_chunks) row = NextRow(moved_rows, row + 1);
+      const bool active = moves_ && row < 32;
       if (Ballot(active) == 0) break;
       const int64_t offset = int64_t{chunk} * staging_.bytes, rest = row_bytes - offset;
       const bool whole = rest >= staging_.bytes || kBug == ExchangeBug::kChunkPastRow;
@@ -222,6 +226,12 @@ class RowMover {
       BulkStore(is_pull_ ? own : peer, chunk_, size);
       BulkCommitGroup();
     }
+  }
+
+  // The first row from `row` on whose bit is set; at least 32: none.
+  MOK_DEVICE static int NextRow(uint32_t rows, int row) {
+    while (row < 32 && (rows >> row & 1u) == 0) ++row;
+    return row;
   }
 
   MOK_DEVICE void Load(const std::byte* source, uint32_t bytes) {

@@ -85,16 +85,27 @@ MOK_DEVICE void StoreStreaming8(BFloat16* base, int64_t offset, Word4 value) {
 
 }  // namespace gemm_internal
 
+// The two rows of a tile that the calling thread stores, row StoredRow() and the eighth below it:
+// the tile's first column of each.
+struct StoredRows {
+  BFloat16* row[2];
+};
+MOK_DEVICE int StoredRow() { return gemm_internal::StorePlace().row; }
+
+// Where task.out says.
+MOK_DEVICE StoredRows RowsOfTask(const GemmTask& task) {
+  BFloat16* const first = task.out + StoredRow() * task.out_stride;
+  return {{first, first + 8 * task.out_stride}};
+}
+
 namespace gemm_internal {
 
 // The first 32 * kGroups columns of C.
 template <class Config, int kGroups>
-MOK_DEVICE void StoreColumns(const GemmTask& task,
+MOK_DEVICE void StoreColumns(const GemmTask& task, const StoredRows& rows,
                              const float (&accumulator)[Config::kAccumulators]) {
   const StorePlace place;
   const ValidPart<Config> valid(task);
-  const int64_t stride = task.out_stride;
-  BFloat16* out = task.out + place.row * stride + place.column;
   MOK_UNROLL
   for (int group = 0; group < kGroups; ++group) {
     MOK_UNROLL
@@ -103,7 +114,7 @@ MOK_DEVICE void StoreColumns(const GemmTask& task,
       PackColumns(accumulator, 16 * group, half, words);
       const Word4 value = AdjacentColumns<Config>(words);
       if (valid.Contains(place.row + 8 * half, place.column + 32 * group)) {
-        Store8(out, 8 * half * stride + 32 * group, value);
+        Store8(rows.row[half], place.column + 32 * group, value);
       }
     }
   }
@@ -111,15 +122,22 @@ MOK_DEVICE void StoreColumns(const GemmTask& task,
 
 }  // namespace gemm_internal
 
+// C, rounded to bf16, its rows wherever the caller wants each of them.
+template <class Config>
+MOK_DEVICE void EpilogueStore(const GemmTask& task, const StoredRows& rows,
+                              const float (&accumulator)[Config::kAccumulators]) {
+  if (task.b_halves == 1) {
+    gemm_internal::StoreColumns<Config, Config::kHalfN / 32>(task, rows, accumulator);
+  } else {
+    gemm_internal::StoreColumns<Config, Config::kTileN / 32>(task, rows, accumulator);
+  }
+}
+
 // C, rounded to bf16.
 template <class Config>
 MOK_DEVICE void EpilogueStore(const GemmTask& task,
                               const float (&accumulator)[Config::kAccumulators]) {
-  if (task.b_halves == 1) {
-    gemm_internal::StoreColumns<Config, Config::kHalfN / 32>(task, accumulator);
-  } else {
-    gemm_internal::StoreColumns<Config, Config::kTileN / 32>(task, accumulator);
-  }
+  EpilogueStore<Config>(task, RowsOfTask(task), accumulator);
 }
 
 // g and u, rounded to bf16, and h = silu(g) * u from the rounded values.

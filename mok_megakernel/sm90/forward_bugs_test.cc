@@ -48,8 +48,7 @@ class ForwardBugsTest : public ::testing::Test {
   Tensor expected_;
 };
 
-// Mistakes of the backward, and those that tests of their own look at. (kCopiesOverwritten: the
-// macrobatches of a forward come last to first, so that nothing has come in before.)
+// Mistakes of the backward, and those that tests of their own look at.
 bool HasNoEffect(int bug) {
   return IsOfALostSchedule(bug) || bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
          bug == static_cast<int>(PassBug::kCopiesOverwritten) ||

@@ -55,19 +55,53 @@ MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
   }
 }
 
+// Where the calling thread stores its rows of a tile.
+template <PassBug kBug>
+class RowsOfDown {
+ public:
+  // Before the main loop, which hides the loads.
+  MOK_DEVICE RowsOfDown(const RowExchange& combine, const ForwardWork& work) {
+    if (work.own_rows.table_row < 0 || kBug == PassBug::kOwnRowsInRing) return;
+    MOK_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = StoredRow() + 8 * half;
+      if (row >= work.gemm.rows) continue;  // padding
+      const int32_t table_row = work.own_rows.table_row + row;
+      if (LoadNonCoherent(combine.sources.rank + table_row) != combine.own_rank) continue;
+      own_route_[half] = LoadNonCoherent(combine.sources.route + table_row);
+    }
+  }
+
+  MOK_DEVICE StoredRows Of(const ForwardWork& work) const {
+    StoredRows rows = RowsOfTask(work.gemm);
+    MOK_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (own_route_[half] < 0) continue;
+      rows.row[half] = work.own_rows.out + own_route_[half] * work.gemm.out_stride;
+    }
+    return rows;
+  }
+
+ private:
+  int32_t own_route_[2] = {-1, -1};  // -1: not of a token of this rank
+};
+
 // Multiplies, finishes and stores a tile.
 template <class Config>
-MOK_DEVICE void MultiplyTile(const ForwardWork& work, GemmConsumer<typename Config::Gemm>& consumer,
-                             const DeviceWait& wait, ConsumerTrace& trace) {
+MOK_DEVICE void MultiplyTile(const ForwardParams& p, const ForwardWork& work,
+                             GemmConsumer<typename Config::Gemm>& consumer, const DeviceWait& wait,
+                             ConsumerTrace& trace) {
   using Gemm = typename Config::Gemm;
+  const bool is_swiglu = work.kind == ForwardWork::Kind::kSwiGluGemm;
   typename GemmConsumer<Gemm>::Accumulator accumulator;
+  const RowsOfDown<Config::kBug> rows(p.exchange.combine, work);
   const bool has_rows = consumer.MainLoop(work.gemm, wait, accumulator);
   trace.Record(work, TracePhase::kWork);
   if (!has_rows) return;
-  if (work.kind == ForwardWork::Kind::kSwiGluGemm) {
+  if (is_swiglu) {
     EpilogueSwiGlu<Gemm>(work.gemm, accumulator);
   } else {
-    EpilogueStore<Gemm>(work.gemm, accumulator);
+    EpilogueStore<Gemm>(work.gemm, rows.Of(work), accumulator);
   }
 }
 
@@ -86,7 +120,7 @@ MOK_DEVICE void ConsumerRole(const ForwardParams& p, PassStorage<Config>& s) {
     wait.SetTask(work.task_kind, work.task);
     trace.Record(work, TracePhase::kWait);
     if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
-    MultiplyTile<Config>(work, consumer, wait, trace);
+    MultiplyTile<Config>(p, work, consumer, wait, trace);
     trace.Record(work, TracePhase::kStore);
     if (Config::kBug != PassBug::kTaskReleasedBeforeRead) queue.Pop();
   }

@@ -95,6 +95,7 @@ class ParamsBuilder : PassParamsBuilder<ForwardParams, ForwardArguments> {
     ForwardParams::Exchange& exchange = params_.exchange;
     exchange.dispatch = Pull(arguments_.context.ring_x, arguments_.peers.x_of_rank);
     exchange.combine = Push(arguments_.scratch.y);
+    exchange.combine.skips_own_rank = true;
     exchange.combine.interval_beside_pulls_ns = config_.push_interval_beside_pulls_ns;
     FillSignals();
   }

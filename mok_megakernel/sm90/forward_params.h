@@ -34,7 +34,7 @@ struct ForwardParams {
     const float* topk_weight;   // [T, K] caller -> TokenReduce, or SharedDown if that is fused
     const void* expert_ids;     // [T, K] of id_bytes each: caller -> TokenReduce; -1: no route
     const float* shared_scale;  // [T] caller -> TokenReduce; has_shared_scale: else not read
-    const BFloat16* routes;     // [T * K, H] peers' Combine -> TokenReduce
+    const BFloat16* routes;     // [T * K, H] own Down, peers' Combine -> TokenReduce
     BFloat16* out;              // [T, H] TokenReduce -> caller
     int32_t id_bytes;           // 4 or 8
     bool has_shared_scale;
@@ -55,7 +55,7 @@ struct ForwardParams {
     BFloat16* gate;        // [ring, I] GateUp -> backward
     BFloat16* up;          // [ring, I] GateUp -> backward
     BFloat16* h;           // [ring, I] what `activation` maps
-    BFloat16* y;           // [ring, H] Down -> Combine
+    BFloat16* y;           // [ring, H] of other ranks' tokens: Down -> Combine
   } ring;
 
   struct Shared {
@@ -68,7 +68,7 @@ struct ForwardParams {
 
   struct Exchange {
     RowExchange dispatch;  // every rank's x -> ring.x
-    RowExchange combine;   // ring.y -> every rank's routes
+    RowExchange combine;   // ring.y -> every other rank's routes
     RankMeeting meeting;
     uint32_t chunk_bytes;            // of the staging of a co-resident warp
     uint32_t dedicated_chunk_bytes;  // of a warp of a block that only exchanges

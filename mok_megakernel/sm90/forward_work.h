@@ -8,6 +8,13 @@
 
 namespace mok {
 
+// Rows of the table whose tokens are this rank's own need no exchange: Down stores them where
+// TokenReduce reads them, and not in the ring.
+struct OwnRows {
+  int32_t table_row;  // of the tile's first row; -1: the tile's rows are not those of routes
+  BFloat16* out;      // the tile's first column of this rank's first route
+};
+
 // What a scheduler hands to the producer and the consumers of its block.
 struct ForwardWork {
   static constexpr Pass kPass = Pass::kForward;
@@ -15,6 +22,7 @@ struct ForwardWork {
 
   GemmTask gemm;  // of all kinds of GEMM; kFusedReduce: of its first tile, without the outputs
   Kind kind;
+  OwnRows own_rows;              // kGemm
   TokenRange tokens;             // kReduce
   ReduceTile reduced;            // kFusedReduce
   int32_t signal;                // counter to increment once the tile is stored; -1: none
@@ -68,6 +76,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
   const pass_internal::TileOperands operands = OperandsOf(p, place, task, is_routed, is_gate_up);
   if (is_gate_up) {
     work.kind = ForwardWork::Kind::kSwiGluGemm;
+    work.own_rows.table_row = -1;
     pass_internal::FillGateUp<Gemm>(
         operands,
         {is_routed ? p.ring.gate : p.shared.gate, is_routed ? p.ring.up : p.shared.up,
@@ -89,6 +98,10 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
   work.kind = ForwardWork::Kind::kGemm;
   work.gemm.out =
       (is_routed ? p.ring.y : p.shared.y) + int64_t{place.row} * shape.hidden + tile * Gemm::kTileN;
+  const RowExchange& combine = p.exchange.combine;
+  work.own_rows.table_row = is_routed ? task.block * kRowBlock : -1;
+  work.own_rows.out =
+      reinterpret_cast<BFloat16*>(combine.peers.of_rank[combine.own_rank]) + tile * Gemm::kTileN;
   work.gemm.gate = nullptr;
   work.gemm.up = nullptr;
   work.gemm.swiglu_limit = 0;

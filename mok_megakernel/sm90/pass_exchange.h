@@ -71,9 +71,11 @@ class ExchangeTasks {
     tile.rows = Shuffle(own_.tile.rows, position_);
     tile.num_waits = Shuffle(own_.tile.num_waits, position_);
     tile.num_signals = Shuffle(own_.tile.num_signals, position_);
-    // With one macrobatch nothing in the ring is overwritten.
-    tile.may_copy =
-        program_->num_macrobatches() == 1 || Config::kBug == PassBug::kCopiesOverwritten;
+    // With one macrobatch nothing in the ring is overwritten. (The mistake is one of the backward:
+    // a forward's macrobatches come last to first, so that no token has come in before.)
+    constexpr bool kCopies =
+        Config::kBug == PassBug::kCopiesOverwritten && Config::kPass == Pass::kBackward;
+    tile.may_copy = program_->num_macrobatches() == 1 || kCopies;
     MOK_UNROLL
     for (int i = 0; i < ExchangeTile::kMaxWaits; ++i) {
       tile.wait_counters[i] = Shuffle(own_.tile.wait_counters[i], position_);
