@@ -271,8 +271,10 @@ MOK_HOST_DEVICE inline void ListForwardTokenDependencies(const ProgramShape& sha
       }
       break;
     case TaskKind::kTokenReduce:
-      list.WaitFor(CounterFamily::kExit, 0, 1);  // the routes' rows
-      if (shape.has_shared_expert()) {           // the shared expert's rows
+      // The routes' rows, those that Down has stored in their place and nobody sends included:
+      // their Combine has waited for them before the exit waited for it.
+      list.WaitFor(CounterFamily::kExit, 0, 1);
+      if (shape.has_shared_expert()) {  // the shared expert's rows
         list.WaitFor(CounterFamily::kSharedDownDone, task.block, shape.hidden_tiles);
       }
       break;

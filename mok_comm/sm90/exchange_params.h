@@ -42,8 +42,10 @@ struct RowExchange {
   EarlierRows earlier;     // pull
   int32_t routes_per_row;  // pull of token rows: topk, row = route / topk; rows of routes: 1
   int32_t own_rank;        // its rows do not cross a link and are not paced
-  bool skips_own_rank;     // push: its rows are not moved, whoever computes them puts them there
-  uint64_t interval_ns;    // least time between two remote chunks of one warp; 0: not paced
+  // Push: rows of the own rank are not moved; whoever computes them puts them there. Their tiles
+  // are awaited and signalled as ever, so that the signal says that they are there; scalars move.
+  bool skips_own_rank;
+  uint64_t interval_ns;  // least time between two remote chunks of one warp; 0: not paced
   // The same while the block's pull warp moves rows (RowMover's `pulling`); 0: as interval_ns.
   uint64_t interval_beside_pulls_ns;
 };

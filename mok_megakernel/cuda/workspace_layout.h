@@ -31,7 +31,7 @@ class CudaHeapLayout {
     kFlags,     // RankMeeting of all passes
     kSchedule,  // ScheduleExchangeLayout
     // Need not be initialised.
-    kRoutes,   // bf16 [max_tokens * K, H]: peers' Combine -> TokenReduce; also dx rows
+    kRoutes,   // bf16 [max_tokens * K, H]: own Down, peers' Combine -> TokenReduce; also dx rows
     kDRouter,  // fp32 [max_tokens * K]: peers' ReverseDispatch -> TokenReduce
     // Staged by this rank for its peers; empty with one rank.
     kX,           // bf16 [max_tokens, H]: x -> Dispatch

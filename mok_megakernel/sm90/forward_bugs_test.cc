@@ -74,6 +74,25 @@ TEST_F(ForwardBugsTest, EveryBugOfAFusedReductionIsFlagged) {
       static_cast<int>(PassBug::kCount), HasNoEffect);
 }
 
+// A rank alone sends no row. That Combine waits for Down, and the exit for Combine, is then all
+// that keeps the sums behind the rows.
+TEST(ForwardOwnRowsTest, SumsThatDoNotWaitForDownAreFlagged) {
+  const LayerData data(LayerOfOneRank());
+  Tensor expected;
+  for (const PassBug bug : {PassBug::kNone, PassBug::kPushTooEarly}) {
+    for (const Interleaving& interleaving : kInterleavings) {
+      StartCase(interleaving);
+      DeviceLayer layer(data, BugOptions(), SmallForwardKernel);
+      MOK_CHECK(layer.LaunchAll(ForwardKernelWithBug(static_cast<int>(bug))).ok());
+      const Outcome outcome = RunAndCompare([&] {
+        if (expected.bytes.empty()) expected = layer.Out();
+        return layer.CheckRecords().ok() && layer.Out() == expected;
+      });
+      EXPECT_EQ(outcome.kind == "ok", bug == PassBug::kNone) << outcome.kind << outcome.text;
+    }
+  }
+}
+
 // Two large routes cancel each other: what has been added before them loses its last digits.
 TEST(ForwardRouteOrderTest, RoutesInTheWrongOrderAreFlagged) {
   LayerSpec spec = BugLayer();

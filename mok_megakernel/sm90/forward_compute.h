@@ -59,31 +59,30 @@ MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
 template <PassBug kBug>
 class RowsOfDown {
  public:
-  // Before the main loop, which hides the loads.
+  // Before the main loop, which hides the loads: nothing looks at what they bring until Of. Rows
+  // that are not valid are in the table, too, of no rank.
   MOK_DEVICE RowsOfDown(const RowExchange& combine, const ForwardWork& work) {
     if (work.own_rows.table_row < 0 || kBug == PassBug::kOwnRowsInRing) return;
     MOK_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = StoredRow() + 8 * half;
-      if (row >= work.gemm.rows) continue;  // padding
-      const int32_t table_row = work.own_rows.table_row + row;
-      if (LoadNonCoherent(combine.sources.rank + table_row) != combine.own_rank) continue;
-      own_route_[half] = LoadNonCoherent(combine.sources.route + table_row);
+      const int32_t table_row = work.own_rows.table_row + StoredRow() + 8 * half;
+      rank_[half] = LoadNonCoherent(combine.sources.rank + table_row);
+      route_[half] = LoadNonCoherent(combine.sources.route + table_row);
     }
   }
 
-  MOK_DEVICE StoredRows Of(const ForwardWork& work) const {
+  MOK_DEVICE StoredRows Of(const RowExchange& combine, const ForwardWork& work) const {
     StoredRows rows = RowsOfTask(work.gemm);
     MOK_UNROLL
     for (int half = 0; half < 2; ++half) {
-      if (own_route_[half] < 0) continue;
-      rows.row[half] = work.own_rows.out + own_route_[half] * work.gemm.out_stride;
+      if (rank_[half] != combine.own_rank) continue;
+      rows.row[half] = work.own_rows.out + route_[half] * work.gemm.out_stride;
     }
     return rows;
   }
 
  private:
-  int32_t own_route_[2] = {-1, -1};  // -1: not of a token of this rank
+  int32_t rank_[2] = {-1, -1}, route_[2] = {};
 };
 
 // Multiplies, finishes and stores a tile.
@@ -101,7 +100,7 @@ MOK_DEVICE void MultiplyTile(const ForwardParams& p, const ForwardWork& work,
   if (is_swiglu) {
     EpilogueSwiGlu<Gemm>(work.gemm, accumulator);
   } else {
-    EpilogueStore<Gemm>(work.gemm, rows.Of(work), accumulator);
+    EpilogueStore<Gemm>(work.gemm, rows.Of(p.exchange.combine, work), accumulator);
   }
 }
 

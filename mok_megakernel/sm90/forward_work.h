@@ -22,7 +22,7 @@ struct ForwardWork {
 
   GemmTask gemm;  // of all kinds of GEMM; kFusedReduce: of its first tile, without the outputs
   Kind kind;
-  OwnRows own_rows;              // kGemm
+  OwnRows own_rows;              // kGemm; kSwiGluGemm: none
   TokenRange tokens;             // kReduce
   ReduceTile reduced;            // kFusedReduce
   int32_t signal;                // counter to increment once the tile is stored; -1: none
@@ -99,7 +99,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
   work.gemm.out =
       (is_routed ? p.ring.y : p.shared.y) + int64_t{place.row} * shape.hidden + tile * Gemm::kTileN;
   const RowExchange& combine = p.exchange.combine;
-  work.own_rows.table_row = is_routed ? task.block * kRowBlock : -1;
+  work.own_rows.table_row = is_routed && combine.skips_own_rank ? task.block * kRowBlock : -1;
   work.own_rows.out =
       reinterpret_cast<BFloat16*>(combine.peers.of_rank[combine.own_rank]) + tile * Gemm::kTileN;
   work.gemm.gate = nullptr;
