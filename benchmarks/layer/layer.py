@@ -143,7 +143,7 @@ def main(argv: list[str]) -> None:
     if (_BACKEND.value == "nccl") != (_DEVICE.value == "cuda"):
         raise app.UsageError("--backend=nccl goes with --device=cuda, gloo with cpu")
     by_torchrun = "RANK" in os.environ
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if by_torchrun else _RANKS.value
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if by_torchrun else _RANKS.value
     if _DEVICE.value == "cuda":
         ranks = ranks or torch.cuda.device_count()
         _require_a_gpu_each(ranks)

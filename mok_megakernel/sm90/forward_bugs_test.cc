@@ -75,9 +75,11 @@ TEST_F(ForwardBugsTest, EveryBugOfAFusedReductionIsFlagged) {
 }
 
 // A rank alone sends no row. That Combine waits for Down, and the exit for Combine, is then all
-// that keeps the sums behind the rows.
+// that keeps the sums behind the rows, if they need not wait for a shared expert either.
 TEST(ForwardOwnRowsTest, SumsThatDoNotWaitForDownAreFlagged) {
-  const LayerData data(LayerOfOneRank());
+  LayerSpec spec = LayerOfOneRank();
+  spec.shared_intermediate = 0;
+  const LayerData data(spec);
   Tensor expected;
   for (const PassBug bug : {PassBug::kNone, PassBug::kPushTooEarly}) {
     for (const Interleaving& interleaving : kInterleavings) {
