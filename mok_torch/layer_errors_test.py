@@ -92,18 +92,6 @@ def check_constructors(group, rank):
     layer(torch.randn(8, 32)).sum().backward()
 
 
-def test_wrong_arguments_of_one_ranks_collective_constructor_raise_on_every_rank():
-    run_on_ranks(check_constructors, 2)
-
-
-def constructors_of_processes(rank, size, folder):
-    check_constructors(dist.group.WORLD, rank)
-
-
-def test_wrong_arguments_of_one_processs_constructor_raise_on_every_rank(tmp_path):
-    run_processes(constructors_of_processes, 2, tmp_path)
-
-
 def check_different_layers(group, rank):
     """Ranks that give different arguments are told so by the first meeting, then build again."""
     options = SIZES | {"group": group, "config": CONFIG}
@@ -127,16 +115,21 @@ def check_different_layers(group, rank):
         layer(x).sum().backward()
 
 
-def test_threads_whose_layers_differ_are_told_so():
-    run_on_ranks(check_different_layers, 2)
+CHECKS = pytest.mark.parametrize("check", [check_constructors, check_different_layers])
 
 
-def different_layers_of_processes(rank, size, folder):
-    check_different_layers(dist.group.WORLD, rank)
+@CHECKS
+def test_threads_hear_of_what_another_has_given(check):
+    run_on_ranks(check, 2)
 
 
-def test_processes_whose_layers_differ_are_told_so(tmp_path):
-    run_processes(different_layers_of_processes, 2, tmp_path)
+def check_in_process(rank, size, folder, check):
+    check(dist.group.WORLD, rank)
+
+
+@CHECKS
+def test_processes_hear_of_what_another_has_given(check, tmp_path):
+    run_processes(check_in_process, 2, tmp_path, check)
 
 
 def test_every_argument_that_changes_results_is_compared():

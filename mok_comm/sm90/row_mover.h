@@ -191,9 +191,8 @@ class RowMover {
     return found;
   }
 
-  // Up to 32 rows; lane l knows the l-th and where it comes from or goes to. Chunks of all rows
-  // that move follow each other; lane l of those that move them takes chunks l, l + kStagingChunks,
-  // ...
+  // Up to 32 rows; lane l knows the l-th and where it comes from or goes to. Chunks of the rows
+  // that are moved follow each other; mover l takes chunks l, l + kStagingChunks, ...
   MOK_DEVICE void MoveLaneRows(const RowExchange& exchange, const ScalarRow& lane_row,
                                const std::byte* peer_row, int count, const DeviceWait& wait) {
     const int64_t row_bytes = exchange.peers.row_bytes;

@@ -91,13 +91,12 @@ MOK_DEVICE void MultiplyTile(const ForwardParams& p, const ForwardWork& work,
                              GemmConsumer<typename Config::Gemm>& consumer, const DeviceWait& wait,
                              ConsumerTrace& trace) {
   using Gemm = typename Config::Gemm;
-  const bool is_swiglu = work.kind == ForwardWork::Kind::kSwiGluGemm;
   typename GemmConsumer<Gemm>::Accumulator accumulator;
   const RowsOfDown<Config::kBug> rows(p.exchange.combine, work);
   const bool has_rows = consumer.MainLoop(work.gemm, wait, accumulator);
   trace.Record(work, TracePhase::kWork);
   if (!has_rows) return;
-  if (is_swiglu) {
+  if (work.kind == ForwardWork::Kind::kSwiGluGemm) {
     EpilogueSwiGlu<Gemm>(work.gemm, accumulator);
   } else {
     EpilogueStore<Gemm>(work.gemm, rows.Of(p.exchange.combine, work), accumulator);

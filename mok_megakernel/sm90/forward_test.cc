@@ -234,10 +234,11 @@ TEST(ForwardTest, ATraceHoldsEveryTask) {
     for (size_t warp = traced; warp < trace.counts.size(); warp += kTraceRoles) {
       ASSERT_LE(trace.counts[warp], options.trace_capacity);
       for (uint32_t i = 0; i < trace.counts[warp]; ++i) {
-        const DeviceTraceEvent& event = trace.events[warp * options.trace_capacity + i];
+        const size_t at = warp * options.trace_capacity + i;
+        const DeviceTraceEvent& event = trace.events[at];
         EXPECT_LE(event.begin_ns, event.end_ns);
         if (i > 0) {
-          EXPECT_LE((&event)[-1].end_cycles, event.end_cycles);
+          EXPECT_LE(trace.events[at - 1].end_cycles, event.end_cycles);
         }
         const int32_t stores = static_cast<int32_t>(TracePhase::kStore);
         if (event.kind % kNumTracePhases == stores) tasks.push_back(event.task);
