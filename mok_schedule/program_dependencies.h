@@ -272,7 +272,7 @@ MOK_HOST_DEVICE inline void ListForwardTokenDependencies(const ProgramShape& sha
       break;
     case TaskKind::kTokenReduce:
       // The routes' rows, those that Down has stored in their place and nobody sends included:
-      // their Combine has waited for them before the exit waited for it.
+      // their Combine has waited for them before the exit waited for it. Likewise in the backward.
       list.WaitFor(CounterFamily::kExit, 0, 1);
       if (shape.has_shared_expert()) {  // the shared expert's rows
         list.WaitFor(CounterFamily::kSharedDownDone, task.block, shape.hidden_tiles);

@@ -48,15 +48,14 @@ MOK_DEVICE Word4 LoadColumns(const BFloat16* matrix, int64_t offset) {
 
 // Rounds kN columns to bf16 and stores them; kStreams: nobody reads them soon. All exchanges
 // between lanes of 64 columns come before their stores, so that latencies overlap, and a row's
-// address is computed once, so that a store is one predicated instruction.
+// address is there before, so that a store is one predicated instruction.
 template <class Config, int kN, bool kStreams>
-MOK_DEVICE void StoreRounded(const ProductTile& tile, BFloat16* matrix, int64_t stride,
+MOK_DEVICE void StoreRounded(const ProductTile& tile, const StoredRows& stored,
                              const float (&accumulator)[kN / 2]) {
   constexpr int kBatch = 2;  // groups of 32 columns
   const StorePlace place(ThreadIndexReadHere());
   const ValidProduct<Config> valid(tile);
-  BFloat16* const row = matrix + place.row * stride + place.column;
-  BFloat16* const rows[2] = {row, row + 8 * stride};
+  BFloat16* const rows[2] = {stored.row[0] + place.column, stored.row[1] + place.column};
   // Valid columns from the thread's first one on.
   const int columns = valid.columns - place.column;
   const int columns_of[2] = {place.row < valid.rows ? columns : 0,
@@ -219,12 +218,14 @@ MOK_DEVICE void StoreZeros(const ProductTile& tile, void* matrix, int64_t stride
 
 }  // namespace gemm_internal
 
-// dx, rounded to bf16.
+// dx, rounded to bf16. owners: of the thread's rows in the table `routes`.
 template <class Config, int kN>
-MOK_DEVICE void EpilogueInputGrad(const BackwardTask& task, const float (&accumulator)[kN / 2]) {
+MOK_DEVICE void EpilogueInputGrad(const BackwardTask& task, const RowOwners& routes,
+                                  const OwnersOfRows& owners, const float (&accumulator)[kN / 2]) {
   const InputGradEpilogue& epilogue = task.input_grad;
-  gemm_internal::StoreRounded<Config, kN, false>(task.product, epilogue.d_x, epilogue.stride,
-                                                 accumulator);
+  const StoredRows rows = RowsOfMatrix(epilogue.d_x, epilogue.stride);
+  gemm_internal::StoreRounded<Config, kN, false>(
+      task.product, owners.Place(rows, routes, epilogue.own_rows, epilogue.stride), accumulator);
 }
 
 // The sum of a weight gradient: to the carry, or to the output in its dtype. Changes the
@@ -247,7 +248,7 @@ MOK_DEVICE void EpilogueWeightGrad(const BackwardTask& task, float (&accumulator
   } else {
     auto* out = static_cast<BFloat16*>(epilogue.out);
     if (adds) AddRounded<Config, kN>(task.product, out, stride, accumulator);
-    StoreRounded<Config, kN, true>(task.product, out, stride, accumulator);
+    StoreRounded<Config, kN, true>(task.product, RowsOfMatrix(out, stride), accumulator);
   }
 }
 

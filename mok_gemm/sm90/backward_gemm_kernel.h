@@ -169,7 +169,7 @@ MOK_DEVICE void ConsumerRole(const BackwardGemmParams& p, SharedStorage<Config>&
         EpilogueSwiGlu<Config>(work.forward, accumulator);
       }
     } else {
-      consumer.Run(work.backward, wait, accumulator);
+      consumer.Run(work.backward, {}, wait, accumulator);
     }
   }
 }

@@ -16,6 +16,7 @@
 #include "mok_core/dtype.h"
 #include "mok_core/macros.h"
 #include "mok_gemm/sm90/gemm_config.h"
+#include "mok_gemm/sm90/gemm_task.h"
 
 namespace mok {
 
@@ -58,6 +59,7 @@ struct DownGradEpilogue {
 struct InputGradEpilogue {
   BFloat16* d_x;  // [rows, columns]
   int64_t stride;
+  OwnRows own_rows;
 };
 
 // What becomes of a weight gradient's fp32 sum.
@@ -213,7 +215,8 @@ MOK_HOST_DEVICE void FillDownGrad(const DownGradMatrices& m, const RowBlockPlace
                     .router_partial_stride = tiles};
 }
 
-// Fills `task` for columns tile * kTileN .. of a row block whose results begin at row `d_x_row`.
+// Fills `task` for columns tile * kTileN .. of a row block whose results begin at row `d_x_row`,
+// all of them there: own_rows is for the caller to change.
 template <class Config>
 MOK_HOST_DEVICE void FillInputGrad(const InputGradMatrices& m, const RowBlockPlace& place,
                                    int32_t d_x_row, int32_t tile, BackwardTask& task) {
@@ -232,7 +235,7 @@ MOK_HOST_DEVICE void FillInputGrad(const InputGradMatrices& m, const RowBlockPla
                   .rows = place.rows,
                   .columns = columns,
                   .b_halves = gemm_internal::HalvesOfB<Config>(columns)};
-  task.input_grad = {m.d_x + int64_t{d_x_row} * m.hidden + column, m.hidden};
+  task.input_grad = {m.d_x + int64_t{d_x_row} * m.hidden + column, m.hidden, {-1, nullptr}};
 }
 
 // Fills `task` for tile `tile` (WeightGradShape order) of an expert.

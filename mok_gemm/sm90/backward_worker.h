@@ -140,17 +140,20 @@ class BackwardConsumer : public GemmConsumer<Config> {
   // is undefined before and after, but a kernel has to use one object for all its tiles, forward
   // ones included: a multiply that overwrites registers counts as reading them, so that to the
   // compiler every accumulator is live from one tile to the next.
+  //
+  // routes: of the table that InputGrad's own_rows are rows of; not read where a task has none.
   template <class Waiter>
-  MOK_DEVICE void Run(const BackwardTask& task, const Waiter& wait, Accumulator& accumulator) {
+  MOK_DEVICE void Run(const BackwardTask& task, const RowOwners& routes, const Waiter& wait,
+                      Accumulator& accumulator) {
     const ProductTile& tile = task.product;
     if (tile.rows <= this->warpgroup_ * Config::kWarpgroupM) {
       this->SkipStages(NumStages(task), wait);
       return;
     }
     if (tile.b_halves == 1) {
-      RunColumns<Config::kHalfN>(task, wait, this->FirstHalf(accumulator));
+      RunColumns<Config::kHalfN>(task, routes, wait, this->FirstHalf(accumulator));
     } else {
-      RunColumns<Config::kTileN>(task, wait, accumulator);
+      RunColumns<Config::kTileN>(task, routes, wait, accumulator);
     }
   }
 
@@ -208,21 +211,27 @@ class BackwardConsumer : public GemmConsumer<Config> {
   }
 
   template <int kN, class Waiter>
-  MOK_DEVICE void RunColumns(const BackwardTask& task, const Waiter& wait,
+  MOK_DEVICE void RunColumns(const BackwardTask& task, const RowOwners& routes, const Waiter& wait,
                              float (&accumulator)[kN / 2]) {
     if (task.kind == BackwardGemm::kWeightGrad) {
       RunWeightGrad<kN>(task, wait, accumulator);
       return;
     }
     const bool is_down_grad = task.kind == BackwardGemm::kDownGrad;
+    // The main loop hides the loads of what epilogues need of rows.
     RowWeights rows = {};
-    if (is_down_grad) rows = WeightsOfRows(task);  // the main loop hides the loads
+    OwnersOfRows owners;
+    if (is_down_grad) {
+      rows = WeightsOfRows(task);
+    } else {
+      owners = OwnersOfRows(routes, task.input_grad.own_rows);
+    }
     this->template Accumulate<kN, RowOperands>(task.product.num_ranges * task.product.k_blocks,
                                                wait, accumulator);
     if (is_down_grad) {
       EpilogueDownGrad(task, rows, wait, accumulator);
     } else {
-      EpilogueInputGrad<Config, kN>(task, accumulator);
+      EpilogueInputGrad<Config, kN>(task, routes, owners, accumulator);
     }
   }
 

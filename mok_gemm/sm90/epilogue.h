@@ -85,18 +85,47 @@ MOK_DEVICE void StoreStreaming8(BFloat16* base, int64_t offset, Word4 value) {
 
 }  // namespace gemm_internal
 
-// The two rows of a tile that the calling thread stores, row StoredRow() and the eighth below it:
-// the tile's first column of each.
+// The two rows of a tile that the calling thread stores, the second one eight below the first: the
+// tile's first column of each.
 struct StoredRows {
   BFloat16* row[2];
 };
-MOK_DEVICE int StoredRow() { return gemm_internal::StorePlace().row; }
 
-// Where task.out says.
-MOK_DEVICE StoredRows RowsOfTask(const GemmTask& task) {
-  BFloat16* const first = task.out + StoredRow() * task.out_stride;
-  return {{first, first + 8 * task.out_stride}};
+// In a matrix; out: the tile's first element.
+MOK_DEVICE StoredRows RowsOfMatrix(BFloat16* out, int64_t stride) {
+  BFloat16* const first = out + gemm_internal::StorePlace(ThreadIndexReadHere()).row * stride;
+  return {{first, first + 8 * stride}};
 }
+
+// The owners of the two rows. Made before the main loop, which hides the loads: nothing looks at
+// what they bring until Place.
+class OwnersOfRows {
+ public:
+  MOK_DEVICE OwnersOfRows() {}
+  MOK_DEVICE OwnersOfRows(const RowOwners& owners, const OwnRows& own_rows) {
+    if (own_rows.table_row < 0) return;
+    const int32_t first = own_rows.table_row + gemm_internal::StorePlace(ThreadIndexReadHere()).row;
+    MOK_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      owner_[half] = LoadNonCoherent(owners.owner + first + 8 * half);
+      index_[half] = LoadNonCoherent(owners.index + first + 8 * half);
+    }
+  }
+
+  // `rows`, but for those that are own.
+  MOK_DEVICE StoredRows Place(StoredRows rows, const RowOwners& owners, const OwnRows& own_rows,
+                              int64_t stride) const {
+    MOK_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (owner_[half] != owners.own) continue;
+      rows.row[half] = own_rows.out + index_[half] * stride;
+    }
+    return rows;
+  }
+
+ private:
+  int32_t owner_[2] = {-1, -1}, index_[2] = {};
+};
 
 namespace gemm_internal {
 
@@ -137,7 +166,7 @@ MOK_DEVICE void EpilogueStore(const GemmTask& task, const StoredRows& rows,
 template <class Config>
 MOK_DEVICE void EpilogueStore(const GemmTask& task,
                               const float (&accumulator)[Config::kAccumulators]) {
-  EpilogueStore<Config>(task, RowsOfTask(task), accumulator);
+  EpilogueStore<Config>(task, RowsOfMatrix(task.out, task.out_stride), accumulator);
 }
 
 // g and u, rounded to bf16, and h = silu(g) * u from the rounded values.

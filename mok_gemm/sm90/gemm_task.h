@@ -40,6 +40,20 @@ struct GemmTask {
   BFloat16* up;        // EpilogueSwiGlu: u
 };
 
+// Whose the rows of a table are. Device memory, an entry for each row, padding included.
+struct RowOwners {
+  const int32_t* owner;
+  const int32_t* index;  // which of its owner's rows
+  int32_t own;           // the owner that OwnRows is about; padding is not its
+};
+
+// Where a tile stores those of its rows that are RowOwners::own: at their index in a matrix of
+// their own, whose rows are as far apart as those of the tile's output.
+struct OwnRows {
+  int32_t table_row;  // of the tile's first row; -1: all rows go to the tile's output
+  BFloat16* out;      // the tile's first column of row 0 of that matrix
+};
+
 // Where a half tile of B starts in its tensor map.
 struct WeightCoordinate {
   int32_t expert, row;

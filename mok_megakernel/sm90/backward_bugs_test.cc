@@ -88,7 +88,6 @@ TEST_F(BackwardBugsTest, EveryBugOfTheKernelIsFlagged) {
       static_cast<int>(PassBug::kCount),
       [](int bug) {
         return IsOfALostSchedule(bug) || bug == static_cast<int>(PassBug::kNoEndOfWorkOnAbort) ||
-               bug == static_cast<int>(PassBug::kOwnRowsInRing) ||   // of the forward
                bug == static_cast<int>(PassBug::kRoutesDescending);  // of a fused reduction
       });
 }

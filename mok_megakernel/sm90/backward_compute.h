@@ -99,6 +99,7 @@ MOK_DEVICE void ConsumerRole(const BackwardParams& p, PassStorage<Config>& s) {
   BackwardConsumer<Gemm> consumer(s.stages, s.barriers);
   typename BackwardConsumer<Gemm>::Accumulator accumulator;
   ConsumerTrace trace(p.trace);
+  const RowOwners routes = RowOwnersOf(p.exchange.reverse_dispatch);
   for (;;) {
     const BackwardWork& work = queue.Front(wait);
     if (work.kind == Kind::kEnd || work.kind == Kind::kReduce || work.kind == Kind::kFusedReduce) {
@@ -108,7 +109,7 @@ MOK_DEVICE void ConsumerRole(const BackwardParams& p, PassStorage<Config>& s) {
     trace.Record(work, TracePhase::kWait);
     if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
     if (work.kind == Kind::kProduct) {
-      consumer.Run(work.product, wait, accumulator);
+      consumer.Run(work.product, routes, wait, accumulator);
     } else if (work.kind == Kind::kRecompute &&
                consumer.MainLoop(work.recompute, wait, accumulator)) {
       EpilogueSwiGlu<Gemm>(work.recompute, accumulator);

@@ -266,6 +266,7 @@ class ParamsBuilder : PassParamsBuilder<BackwardParams, BackwardArguments> {
     exchange.recompute_dispatch = Pull(arguments_.context.ring_x, peers.x_of_rank);
     exchange.reverse_combine = Pull(scratch.d_out, peers.d_out_of_rank);
     exchange.reverse_dispatch = Push(scratch.d_x);
+    exchange.reverse_dispatch.skips_own_rank = true;
     exchange.router_weights.local = scratch.router_weight;
     exchange.d_router.parts = scratch.d_router_partial;
     exchange.d_router.num_parts = params_.shape.program.down_grad_tiles;
@@ -297,7 +298,7 @@ BackwardScratchLayout::BackwardScratchLayout(const ForwardLayerShape& shape,
   const auto place = [&](Part part, int64_t bytes) { begin_[part] = plan_.Place(bytes); };
   place(kDOut, ring * h * kElement);
   place(kWeightedH, ring * i * kElement);
-  place(kDX, config.d_x_rows() * h * kElement);
+  place(kDX, RowsToSend(shape, config.d_x_rows()) * h * kElement);
   place(kRouterWeight, ring * kFloat);
   place(kDRouterPartial, ring * TilesOf(i, columns) * kFloat);
   place(kCarryGate, GradTiles(i, h, columns) * carry_tile);

@@ -21,7 +21,7 @@ namespace mok {
 struct BackwardScratch : PassMemory {
   BFloat16* d_out;          // [ring, H]
   BFloat16* weighted_h;     // [ring, I]
-  BFloat16* d_x;            // [config.d_x_rows(), H]
+  BFloat16* d_x;            // [config.d_x_rows(), H]; none of a rank alone
   float* router_weight;     // [ring]
   float* d_router_partial;  // [ring, DownGrad tiles]
   // Of one expert each, in opaque order; null where no batch has more than one macrobatch.

@@ -127,5 +127,19 @@ TEST(BackwardMemoryTest, ScratchBytes) {
   }
 }
 
+// A rank alone sends no row: y and the window of d_x have no memory.
+TEST(BackwardMemoryTest, ARankAloneHasNoRowsToSend) {
+  constexpr int64_t kH = 512, kRing = 1024;
+  ForwardLayerShape shape = {300, kH, 256, 128, 2, 4, 4, 1};
+  const PassKernelInfo kernel = SmallBackwardKernel(ColumnOrder::kPermuted);
+  const ForwardConfig config = SelectForwardConfig(shape, {}, {.macrobatch_rows = kRing}).value();
+  const auto forward_bytes = [&] { return ForwardScratchLayout(shape, config).bytes(); };
+  const auto backward_bytes = [&] { return BackwardScratchLayout(shape, config, kernel).bytes(); };
+  const size_t forward = forward_bytes(), backward = backward_bytes();
+  shape.ep_size = 2;
+  EXPECT_EQ(forward_bytes() - forward, size_t{kRing * kH * 2});
+  EXPECT_EQ(backward_bytes() - backward, static_cast<size_t>(config.d_x_rows() * kH * 2));
+}
+
 }  // namespace
 }  // namespace mok::testing

@@ -74,15 +74,17 @@ MOK_DEVICE WeightGradPlace PlaceOfPiece(const ProgramView& program, const Task& 
           piece.carry_out};
 }
 
-// Where InputGrad puts the rows of a block.
+// Where InputGrad puts the rows of a block that are not of the rank's own tokens.
 MOK_DEVICE int32_t RowInWindow(const ProgramView& program, int32_t block) {
   const auto slots = static_cast<uint32_t>(program.shape().d_x_slots());
   return static_cast<int32_t>(static_cast<uint32_t>(block) % slots) * kRowBlock;
 }
 
-template <class Gemm>
-MOK_DEVICE void FillRouted(const BackwardExperts& experts, const ProgramView& program,
-                           const Task& task, BackwardWork& work) {
+template <class Config>
+MOK_DEVICE void FillRouted(const BackwardParams& p, const ProgramView& program, const Task& task,
+                           BackwardWork& work) {
+  using Gemm = typename Config::Gemm;
+  const BackwardExperts& experts = p.routed;
   if (task.kind == TaskKind::kWeightGradDown) {
     return FillGradient<Gemm>(experts.weight_grad_down, PlaceOfPiece(program, task), task.tile,
                               work);
@@ -100,6 +102,8 @@ MOK_DEVICE void FillRouted(const BackwardExperts& experts, const ProgramView& pr
   } else {
     FillInputGrad<Gemm>(experts.input_grad, place, RowInWindow(program, task.block), task.tile,
                         work.product);
+    work.product.input_grad.own_rows =
+        OwnRowsOf<Config>(p.exchange.reverse_dispatch, true, task.block, task.tile);
   }
 }
 
@@ -149,7 +153,7 @@ MOK_DEVICE void FillWork(const BackwardParams& p, const ProgramView& program, co
     case TaskKind::kInputGrad:
     case TaskKind::kWeightGradDown:
     case TaskKind::kWeightGradGateUp:
-      FillRouted<typename Config::Gemm>(p.routed, program, task, work);
+      FillRouted<Config>(p, program, task, work);
       break;
     case TaskKind::kTokenReduce:
       work.kind = BackwardWork::Kind::kReduce;

@@ -55,36 +55,6 @@ MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
   }
 }
 
-// Where the calling thread stores its rows of a tile.
-template <PassBug kBug>
-class RowsOfDown {
- public:
-  // Before the main loop, which hides the loads: nothing looks at what they bring until Of. Rows
-  // that are not valid are in the table, too, of no rank.
-  MOK_DEVICE RowsOfDown(const RowExchange& combine, const ForwardWork& work) {
-    if (work.own_rows.table_row < 0 || kBug == PassBug::kOwnRowsInRing) return;
-    MOK_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int32_t table_row = work.own_rows.table_row + StoredRow() + 8 * half;
-      rank_[half] = LoadNonCoherent(combine.sources.rank + table_row);
-      route_[half] = LoadNonCoherent(combine.sources.route + table_row);
-    }
-  }
-
-  MOK_DEVICE StoredRows Of(const RowExchange& combine, const ForwardWork& work) const {
-    StoredRows rows = RowsOfTask(work.gemm);
-    MOK_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      if (rank_[half] != combine.own_rank) continue;
-      rows.row[half] = work.own_rows.out + route_[half] * work.gemm.out_stride;
-    }
-    return rows;
-  }
-
- private:
-  int32_t rank_[2] = {-1, -1}, route_[2] = {};
-};
-
 // Multiplies, finishes and stores a tile.
 template <class Config>
 MOK_DEVICE void MultiplyTile(const ForwardParams& p, const ForwardWork& work,
@@ -92,14 +62,17 @@ MOK_DEVICE void MultiplyTile(const ForwardParams& p, const ForwardWork& work,
                              ConsumerTrace& trace) {
   using Gemm = typename Config::Gemm;
   typename GemmConsumer<Gemm>::Accumulator accumulator;
-  const RowsOfDown<Config::kBug> rows(p.exchange.combine, work);
+  const RowOwners routes = RowOwnersOf(p.exchange.combine);
+  const OwnersOfRows owners(routes, work.own_rows);
   const bool has_rows = consumer.MainLoop(work.gemm, wait, accumulator);
   trace.Record(work, TracePhase::kWork);
   if (!has_rows) return;
   if (work.kind == ForwardWork::Kind::kSwiGluGemm) {
     EpilogueSwiGlu<Gemm>(work.gemm, accumulator);
   } else {
-    EpilogueStore<Gemm>(work.gemm, rows.Of(p.exchange.combine, work), accumulator);
+    const int64_t stride = work.gemm.out_stride;
+    const StoredRows rows = RowsOfMatrix(work.gemm.out, stride);
+    EpilogueStore<Gemm>(work.gemm, owners.Place(rows, routes, work.own_rows, stride), accumulator);
   }
 }
 

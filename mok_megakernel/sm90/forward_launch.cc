@@ -111,7 +111,7 @@ ForwardScratchLayout::ForwardScratchLayout(const ForwardLayerShape& shape,
   constexpr int64_t kElement = sizeof(BFloat16);
   plan_.Place(static_cast<int64_t>(memory_.bytes()));
   h_ = plan_.Place(ring * shape.intermediate * kElement);
-  y_ = plan_.Place(ring * shape.hidden * kElement);
+  y_ = plan_.Place(RowsToSend(shape, ring) * shape.hidden * kElement);
   // One row more: the maps of a rank without tokens need memory.
   shared_h_ = plan_.Place((shared_tokens + 1) * shared * kElement);
   shared_y_ =

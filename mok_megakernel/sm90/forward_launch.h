@@ -16,7 +16,7 @@ namespace mok {
 // Memory of one rank that passes reuse. Zero it once (or at least its first state_bytes()).
 struct ForwardScratch : PassMemory {
   BFloat16* h;         // [ring, I]
-  BFloat16* y;         // [ring, H]
+  BFloat16* y;         // [ring, H]; none of a rank alone
   BFloat16* shared_h;  // [max tokens, Is]
   BFloat16* shared_y;  // [max tokens, H]; none with fused_forward_reduce
 };

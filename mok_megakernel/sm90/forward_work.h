@@ -8,13 +8,6 @@
 
 namespace mok {
 
-// Rows of the table whose tokens are this rank's own need no exchange: Down stores them where
-// TokenReduce reads them, and not in the ring.
-struct OwnRows {
-  int32_t table_row;  // of the tile's first row; -1: the tile's rows are not those of routes
-  BFloat16* out;      // the tile's first column of this rank's first route
-};
-
 // What a scheduler hands to the producer and the consumers of its block.
 struct ForwardWork {
   static constexpr Pass kPass = Pass::kForward;
@@ -22,7 +15,7 @@ struct ForwardWork {
 
   GemmTask gemm;  // of all kinds of GEMM; kFusedReduce: of its first tile, without the outputs
   Kind kind;
-  OwnRows own_rows;              // kGemm; kSwiGluGemm: none
+  OwnRows own_rows;              // kGemm: OwnRowsOf; kSwiGluGemm: none
   TokenRange tokens;             // kReduce
   ReduceTile reduced;            // kFusedReduce
   int32_t signal;                // counter to increment once the tile is stored; -1: none
@@ -98,10 +91,7 @@ MOK_DEVICE void FillWork(const ForwardParams& p, const ProgramView& program, con
   work.kind = ForwardWork::Kind::kGemm;
   work.gemm.out =
       (is_routed ? p.ring.y : p.shared.y) + int64_t{place.row} * shape.hidden + tile * Gemm::kTileN;
-  const RowExchange& combine = p.exchange.combine;
-  work.own_rows.table_row = is_routed && combine.skips_own_rank ? task.block * kRowBlock : -1;
-  work.own_rows.out =
-      reinterpret_cast<BFloat16*>(combine.peers.of_rank[combine.own_rank]) + tile * Gemm::kTileN;
+  work.own_rows = OwnRowsOf<Config>(p.exchange.combine, is_routed, task.block, tile);
   work.gemm.gate = nullptr;
   work.gemm.up = nullptr;
   work.gemm.swiglu_limit = 0;

@@ -77,6 +77,12 @@ Status CheckChunks(const ForwardConfig& config, const PassKernelInfo& kernel);
 // ceil(width / columns).
 int32_t TilesOf(int64_t width, int64_t columns);
 
+// Of `rows` rows that would wait to be sent, how many there have to be memory for: a rank alone has
+// own rows only (OwnRowsOf).
+constexpr int64_t RowsToSend(const ForwardLayerShape& shape, int64_t rows) {
+  return shape.ep_size > 1 ? rows : 0;
+}
+
 // A map of rows that the kernel loads, or of one row of `spare` memory if there is none.
 Status EncodeRows(const BFloat16* base, int64_t rows, int64_t columns, const BFloat16* spare,
                   TensorMap& map);

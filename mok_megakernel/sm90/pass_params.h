@@ -69,7 +69,7 @@ enum class PassBug : int32_t {
   kCopiesOverwritten,  // a pull copies rows of a ring that is used several times
   kWindowOverwrite,    // InputGrad does not wait until the rows of the slot have been sent
   kGateUpOverwrite,    // GateUp's recomputation does not wait for the readers of d_gate and d_up
-  kOwnRowsInRing,      // Down stores rows of own tokens where nobody fetches them
+  kOwnRowsInRing,      // Down and InputGrad store rows of own tokens where nobody fetches them
   kPushTooEarly,       // a push does not wait for the rows that it sends
   kExitBeforeSent,     // the exit does not wait for this rank's own pushes
   kTailNotShared,      // pull warps do not come to the last pushes, their half of them

@@ -104,6 +104,18 @@ struct ReduceTile {
   int32_t rows, columns;  // valid
 };
 
+// Rows of the table whose tokens are this rank's own need no exchange: Down and InputGrad store
+// them where TokenReduce reads them, and not where the push finds its rows (`skips_own_rank`).
+MOK_DEVICE RowOwners RowOwnersOf(const RowExchange& push) {
+  return {push.sources.rank, push.sources.route, push.own_rank};
+}
+template <class Config>
+MOK_DEVICE OwnRows OwnRowsOf(const RowExchange& push, bool is_routed, int32_t block, int32_t tile) {
+  const bool has_own = is_routed && push.skips_own_rank && Config::kBug != PassBug::kOwnRowsInRing;
+  auto* const routes = reinterpret_cast<BFloat16*>(push.peers.of_rank[push.own_rank]);
+  return {has_own ? block * kRowBlock : -1, routes + tile * Config::Gemm::kTileN};
+}
+
 // The tokens of a TokenReduce task; there may be none.
 struct TokenRange {
   int32_t first, count;
