@@ -8,8 +8,9 @@ nothing is remembered about a tensor object, whose storage, shape or dtype may h
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,45 +21,39 @@ _CAPACITY = 1024
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-class CallKey(NamedTuple):
-    """A call's key, and what the key leaves out.
-
-    Attributes:
-      key: for AcceptedCalls.
-      addresses: of the tensors, 0 for None.
-    """
-
-    key: Hashable
-    addresses: list[int]
-
-
 def exactly(value: Any) -> tuple[type, Any]:
     """The value as part of a key: 1, 1.0 and True are equal, but not to the checks."""
     return type(value), value
 
 
-def key_of_call(settings: Hashable, tensors: Sequence[Tensor | None]) -> CallKey | None:
-    """The key of a call; None if it may be of a kind that the checks refuse or convert.
+def key_of_call(
+    settings: Hashable, device: torch.device, tensors: Sequence[Tensor | None]
+) -> tuple[Hashable | None, list[int]]:
+    """A call's key, and what the key leaves out: the tensors' addresses, 0 for None.
 
-    settings: everything the checks look at beside the tensors. None also if it is not hashable.
+    The key is None if the call may be of a kind that the checks refuse or convert.
+
+    Args:
+      settings: everything the checks look at beside the tensors.
+      device: where the tensors have to be; the same whenever the key is looked up.
     """
-    signature, addresses = [], []
+    key, addresses, address_bits = [settings], [], 0
     try:
         for tensor in tensors:
             if tensor is None:
-                signature.append(None)
+                key.append(None)
                 addresses.append(0)
                 continue
+            if type(tensor) not in _PLAIN or tensor.device != device or not tensor.is_contiguous():
+                return None, []
             address = tensor.data_ptr()
-            if type(tensor) not in _PLAIN or address % ALIGNMENT or not tensor.is_contiguous():
-                return None
-            signature.append((tensor.dtype, tensor.shape, tensor.device, tensor.requires_grad))
+            address_bits |= address
             addresses.append(address)
-        key = (settings, tuple(signature))
-        hash(key)
-    except Exception:  # no tensor, no strides, no storage, no hash: the checks will say what it is
-        return None
-    return CallKey(key, addresses)
+            key.append(tensor.dtype)
+            key.append(tensor.shape)
+    except Exception:  # no strides, no storage: the checks will say what it is
+        return None, []
+    return (None, []) if address_bits % ALIGNMENT else (tuple(key), addresses)
 
 
 class AcceptedCalls:
@@ -67,17 +62,20 @@ class AcceptedCalls:
     def __init__(self):
         self._results: dict[Hashable, Any] = {}
 
-    def find(self, call: CallKey | None):
+    def find(self, key: Hashable | None):
         """What add was given for an equal call, or None."""
-        return None if call is None else self._results.get(call.key)
+        try:
+            return self._results.get(key)
+        except Exception:  # no hash, no equality: the checks will say what it is
+            return None
 
-    def add(self, call: CallKey | None, result: Any):
-        """Remembers what an accepted call came to."""
-        if call is None:
-            return
+    def add(self, key: Hashable | None, result: Any):
+        """Remembers what an accepted call came to, if it has a key that can be looked up."""
         if len(self._results) >= _CAPACITY:
             self._results.clear()
-        self._results[call.key] = result
+        if key is not None:
+            with contextlib.suppress(Exception):  # no hash: such a call is checked every time
+                self._results[key] = result
 
     def __len__(self) -> int:
         return len(self._results)

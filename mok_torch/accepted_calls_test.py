@@ -283,7 +283,6 @@ def test_a_schedule_of_other_sizes_is_not_mistaken(space):
         inputs.schedule(num_local_experts=5.0)
     other = make_space(128)
     schedule.place = "rank 1 of 2"
-    del schedule.key
     with pytest.raises(ValueError, match="schedule: built for rank 1 of 2"):
         inputs.forward(schedule)
     assert len(other.engine.accepted) == 0
@@ -427,7 +426,7 @@ def test_a_call_in_another_stream_keeps_its_memory(space, monkeypatch):
             (stream, allocated_on, memory.data_ptr())
         ),
     )
-    space.engine._follow_last_call = lambda capturing: None
+    space.engine._follow_last_call = lambda stream, capturing: None
     space.engine.stream = 7
     inputs.backward(schedule, context, torch.ones_like(inputs.x))
     words, buffer = schedule.engine.words, context.ring.buffer
@@ -453,12 +452,82 @@ def test_the_ring_is_views_of_one_buffer(space):
     assert [view.unique().tolist() for view in views] == [[0], [1], [2], [3], [4]]
 
 
+def test_outputs_are_contiguous_whatever_the_inputs_are(space):
+    inputs = Inputs(space, requires_grad=True)
+    for _ in range(2):  # checked, recognised
+        schedule = inputs.schedule()
+        out, context = inputs.forward(schedule)
+        grads = inputs.backward(schedule, context, out)
+        for made, like in zip((out, *grads), (inputs.x, *inputs.leaves()), strict=True):
+            assert type(made) is torch.Tensor and not made.requires_grad
+            assert made.shape == like.shape and made.dtype == like.dtype
+            assert made.stride() == torch.empty(like.shape).stride()
+        # Contiguous as PyTorch sees it, with a stride of its own where the size is 1.
+        inputs.x = torch.as_strided(inputs.x.detach(), (1, 40, 64), (7, 64, 1))
+        inputs.topk_weight = inputs.topk_weight.detach().view(1, 40, 3)
+        inputs.scale = inputs.scale.detach().view(1, 40)
+
+
+CPU = torch.device("cpu")
+
+
 def test_the_collection_is_bounded():
     calls = AcceptedCalls()
     tensor = torch.zeros(3)
     for number in range(5000):
-        calls.add(key_of_call(number, (tensor,)), number)
+        calls.add(key_of_call(number, CPU, (tensor,))[0], number)
     assert 0 < len(calls) <= 1024
-    assert calls.find(key_of_call(4999, (tensor,))) == 4999
-    assert calls.find(None) is None
+    assert calls.find(key_of_call(4999, CPU, (tensor,))[0]) == 4999
     assert exactly(1) != exactly(True)
+
+
+class NotComparable:
+    """Like an array of NumPy: equality is no truth value."""
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        raise ValueError("ambiguous")
+
+
+@pytest.mark.parametrize("settings", [[1], NotComparable()], ids=["no hash", "no equality"])
+def test_settings_that_cannot_be_looked_up_are_left_to_the_checks(settings):
+    calls = AcceptedCalls()
+    calls.add((NotComparable(), None), "accepted")
+    key, addresses = key_of_call(settings, CPU, (None,))
+    assert key == (settings, None) and addresses == [0]
+    assert calls.find(key) is None
+    calls.add(key, "not remembered")
+    calls.add(None, "not remembered")
+    assert len(calls) == 1 and calls.find(None) is None
+
+
+def test_tensors_that_differ_have_other_keys_or_none():
+    tensor = torch.zeros(4, 4)
+    key, addresses = key_of_call("call", CPU, (tensor, None))
+    assert addresses == [tensor.data_ptr(), 0]
+    assert key_of_call("call", CPU, (tensor.clone(), None))[0] == key
+    others = [
+        ((tensor, tensor), CPU),
+        ((None, tensor), CPU),
+        ((tensor, None, None), CPU),
+        ((tensor.int(), None), CPU),
+        ((tensor.view(2, 8), None), CPU),
+        ((tensor.view(1, 4, 4), None), CPU),
+    ]
+    keys = [key_of_call("call", device, tensors)[0] for tensors, device in others]
+    assert len({key, *keys}) == 7 and None not in keys
+    refused = [
+        ((tensor.t(), None), CPU),
+        ((tensor.flatten()[1:], None), CPU),
+        ((tensor, None), torch.device("cuda", 0)),
+        ((torch.empty(4, 4, device="meta"), None), CPU),
+        ((tensor.as_subclass(Subclass), None), CPU),
+        ((4.0, None), CPU),
+    ]
+    assert all(key_of_call("call", device, given) == (None, []) for given, device in refused)
+
+
+class Subclass(torch.Tensor):
+    pass

@@ -117,6 +117,7 @@ class CudaEngine:
         self.ep_size: int = group.size
         self.topk: int = request.topk
         self.max_tokens: int = request.num_local_tokens  # of any rank
+        self.shares_device: bool = group.shares_device  # the ranks are threads that share the GPU
         self._group = group
         self._timeout_seconds = request.timeout_seconds
         self._poisoned = False
@@ -140,6 +141,9 @@ class CudaEngine:
         self._stream = stream_address(device)  # of the last call
         # Calls follow each other, so they share it.
         self._scratch = aligned_bytes(self.memory.error_scratch_bytes, device)
+        # What calls allocate is like these: new_empty takes less time than torch.empty.
+        self._like_words = torch.empty(0, dtype=torch.int32, device=device)
+        self._like_ring = torch.empty(0, dtype=torch.bfloat16, device=device)
         self._kept_scratch: list[Tensor] = []  # graphs hold its address
         # Calls whose arguments have passed all checks, see accepted_calls.py.
         self.accepted = AcceptedCalls()
@@ -150,11 +154,6 @@ class CudaEngine:
             options, heap_of_rank, self._state.data_ptr(), self._records.data_ptr()
         )
 
-    @property
-    def shares_device(self) -> bool:
-        """Whether the ranks are threads that share this GPU."""
-        return self._group.shares_device
-
     def staged_x(self, num_tokens: int, hidden: int) -> Tensor | None:
         """The heap's [num_tokens, hidden] bf16 from which peers read x; None for one rank."""
         begin = self.memory.x_offset
@@ -162,6 +161,14 @@ class CudaEngine:
             return None
         rows = self._heap[0][begin : begin + 2 * num_tokens * hidden]
         return rows.view(torch.bfloat16).view(num_tokens, hidden)
+
+    def new_words(self, count: int) -> Tensor:
+        """Memory for a schedule."""
+        return self._like_words.new_empty(count)
+
+    def new_ring(self, size: int) -> Tensor:
+        """The buffer of a DeviceRing, uninitialised: rows that hold no route are never read."""
+        return self._like_ring.new_empty(size)
 
     def owned_experts(self, num_local_experts: int, num_experts: int) -> tuple[int, int]:
         """Global id of this rank's first expert, and E.
@@ -204,37 +211,46 @@ class CudaEngine:
         """The sizes of a layer's buffers."""
         return self._engine.layer_memory(layer)
 
-    def build_schedule(self, layer: _C.CudaLayer, args: _C.CudaScheduleArgs, scratch_bytes: int):
-        """Queues the schedule kernel, unless check raises. Collective."""
+    def build_schedule(self, stream: int, call, *operands):
+        """Queues a schedule kernel on the current stream, unless check raises. Collective.
+
+        call: a ScheduleCall. operands: of _C.CudaWorkspace.build_schedule, without the queue.
+        """
         launch = self._engine.build_schedule
-        self._queue(SCHEDULE_PARTS, launch, layer, args, scratch_bytes, checks=True)
+        self._queue(stream, SCHEDULE_PARTS, launch, call, operands, checks=True)
 
-    def forward(self, layer: _C.CudaLayer, args: _C.CudaForwardArgs, scratch_bytes: int):
-        """Queues the forward kernel. Collective."""
-        self._queue(PASS_PARTS, self._engine.forward, layer, args, scratch_bytes)
+    def forward(self, stream: int, call, *operands):
+        """Queues a forward kernel on the current stream. Collective.
 
-    def backward(self, layer: _C.CudaLayer, args: _C.CudaBackwardArgs, scratch_bytes: int):
-        """Queues the backward kernel. Collective."""
-        self._queue(PASS_PARTS, self._engine.backward, layer, args, scratch_bytes)
+        call: a PassCall. operands: of _C.CudaPass.forward_args, without the queue.
+        """
+        self._queue(stream, PASS_PARTS, self._engine.forward, call, operands)
 
-    def _queue(self, parts: tuple[int, ...], launch, layer, args, scratch_bytes, *, checks=False):
+    def backward(self, stream: int, call, *operands):
+        """Queues a backward kernel on the current stream. Collective.
+
+        call: a PassCall. operands: of _C.CudaPass.backward_args, without the queue.
+        """
+        self._queue(stream, PASS_PARTS, self._engine.backward, call, operands)
+
+    def _queue(self, stream, parts: tuple[int, ...], launch, call, operands, *, checks=False):
         with self._lock:
-            scratch = self._enter_stream(scratch_bytes)
+            # The default stream cannot be captured, and is not asked whether it is.
+            capturing = stream != 0 and self.is_capturing()
+            scratch = self._enter_stream(stream, capturing, call.scratch_bytes)
             if checks:
-                self._raise_found()
+                self._raise_found(stream, capturing)
             if not self.shares_device:
-                args.set_queue(scratch.data_ptr(), self._stream, _C.CUDA_WHOLE)
-                launch(layer, args)
+                launch(call.struct, *operands, (scratch.data_ptr(), stream, _C.CUDA_WHOLE))
                 return
             for part in parts:
-                args.set_queue(scratch.data_ptr(), self._stream, part)
-                launch(layer, args)
+                launch(call.struct, *operands, (scratch.data_ptr(), stream, part))
                 self._follow_all_ranks()
 
-    def _enter_stream(self, scratch_bytes: int) -> Tensor:
+    def _enter_stream(self, stream: int, capturing: bool, scratch_bytes: int) -> Tensor:
         """Scratch for a call on the current stream, which from here on follows the last call's."""
-        capturing = self.is_capturing()
-        self._follow_last_call(capturing)
+        if capturing or stream != self._stream:
+            self._follow_last_call(stream, capturing)
         enough = self._scratch.numel() >= scratch_bytes
         memory = self._scratch if enough else self._more_scratch(scratch_bytes, capturing)
         if self._poisoned:
@@ -265,12 +281,11 @@ class CudaEngine:
         """Whether that stream is being captured into a CUDA graph."""
         return is_capturing(self.device)
 
-    def _follow_last_call(self, capturing: bool):
+    def _follow_last_call(self, stream: int, capturing: bool):
         """Makes the current stream follow the last call's: the kernels share counters and scratch.
 
         Within a graph the capture sees to that; between its replays and other calls, the user.
         """
-        stream = self.current_stream()
         if capturing:
             self.was_captured = True
         elif stream != self._stream:
@@ -309,17 +324,18 @@ class CudaEngine:
         told. Until a rank has raised it, its calls do nothing and meet nobody (mok_cuda.h).
         """
         with self._lock:
-            self._follow_last_call(self.is_capturing())
-            self._raise_found()
+            stream, capturing = self.current_stream(), self.is_capturing()
+            self._follow_last_call(stream, capturing)
+            self._raise_found(stream, capturing)
 
-    def _raise_found(self):
+    def _raise_found(self, stream: int, capturing: bool):
         self._engine.check_usable()
-        if self.is_capturing():
+        if capturing:
             return  # a later call raises: what is queued now does not run
         if self.shares_device:
             self.synchronize()  # so that all ranks raise in the same call
         try:
-            self._engine.check(self._stream)
+            self._engine.check(stream)
         except Exception as error:
             error.is_shared = True
             raise
@@ -359,8 +375,9 @@ class CudaEngine:
         in_schedule = operation == _C.OP_SCHEDULE
         args.code, args.place = code, _C.CUDA_IN_SCHEDULE if in_schedule else _C.CUDA_IN_PASS
         with self._lock:
-            scratch = self._enter_stream(self.memory.error_scratch_bytes)
-            args.scratch, args.stream = scratch.data_ptr(), self._stream
+            stream = self.current_stream()
+            scratch = self._enter_stream(stream, False, self.memory.error_scratch_bytes)
+            args.scratch, args.stream = scratch.data_ptr(), stream
             self._engine.report_error(args)
 
     def info(self) -> dict[str, int]:

@@ -37,7 +37,7 @@ class ScheduleSizes(NamedTuple):
       num_tokens, topk: T and K of the expert ids that it was built from.
       num_local_experts, first_expert, num_experts: of this rank, and E.
       max_tokens: of the workspace that built it.
-      num_words: int32 words of it, the expert ids at their end.
+      num_words, first_route: int32 words of it, and at which of them the expert ids begin.
     """
 
     num_tokens: int
@@ -49,13 +49,9 @@ class ScheduleSizes(NamedTuple):
     minibatch_rows: int
     max_tokens: int
     num_words: int
+    first_route: int
     result_offset: int
     expert_rows_offset: int
-
-    @property
-    def first_route(self) -> int:
-        """The word at which the expert ids begin."""
-        return _first_saved_route(self.num_words, self.num_tokens * self.topk)
 
 
 class CudaSchedule(NamedTuple):
@@ -64,13 +60,14 @@ class CudaSchedule(NamedTuple):
     Attributes:
       words: int32, the schedule; at their end the expert ids [T, K] as int32, if they were kept.
       stream: the cudaStream_t that the words were allocated on.
-      ids: the address of the expert ids that passes read, and the bytes of one.
+      routing: the address of the expert ids that passes read, the bytes of one, and the address of
+        the words.
     """
 
     words: Tensor
     stream: int
     sizes: ScheduleSizes
-    ids: tuple[int, int]
+    routing: tuple[int, int, int]
 
     @property
     def num_tokens(self) -> int:
@@ -130,7 +127,7 @@ class ScheduleInfo(NamedTuple):
 class ScheduleCall(NamedTuple):
     """What builds of schedules of equal shapes have in common."""
 
-    layer: _C.CudaLayer
+    struct: _C.CudaLayer
     scratch_bytes: int
     sizes: ScheduleSizes
 
@@ -139,15 +136,13 @@ class PassCall(NamedTuple):
     """What passes of equal shapes have in common.
 
     Attributes:
-      layout: of the ring.
-      widths: I and Is.
+      layout: of a ring in one buffer.
       swiglu_limit: 0 for none.
     """
 
-    layer: _C.CudaLayer
+    struct: _C.CudaPass
     scratch_bytes: int
     layout: RingLayout
-    widths: tuple[int, int]
     swiglu_limit: float
 
 
@@ -189,6 +184,7 @@ def schedule_call(
         minibatch_rows=plan.minibatch_rows,
         max_tokens=engine.max_tokens,
         num_words=plan.schedule_words,
+        first_route=_first_saved_route(plan.schedule_words, num_tokens * engine.topk),
         result_offset=memory.result_offset,
         expert_rows_offset=memory.expert_rows_offset,
     )
@@ -213,41 +209,42 @@ def pass_call(
     """
     _check_age(sizes, engine)
     widths = (layer.intermediate, layer.shared_intermediate)
-    struct = _layer_struct(plan, layer.num_tokens, sizes[2:5], widths)
+    layer_struct = _layer_struct(plan, layer.num_tokens, sizes[2:5], widths)
     num_comm = (plan.fwd_num_comm, plan.bwd_num_comm)
     if num_comm[not is_backward] != num_comm[is_backward]:
-        struct.num_comm_sms = num_comm[not is_backward]
-        engine.layer_memory(struct)
-    struct.num_comm_sms = num_comm[is_backward]
-    memory = engine.layer_memory(struct)
+        layer_struct.num_comm_sms = num_comm[not is_backward]
+        engine.layer_memory(layer_struct)
+    layer_struct.num_comm_sms = num_comm[is_backward]
+    memory = engine.layer_memory(layer_struct)
     scratch = memory.backward_scratch_bytes if is_backward else memory.forward_scratch_bytes
     shapes = ring_shapes(layer.x.shape[1], sizes.ring_rows, layer.num_tokens, *widths)
-    return PassCall(struct, scratch, RingLayout.of_shapes(shapes), widths, swiglu_limit)
+    layout = RingLayout.of_shapes(shapes)
+    struct = _C.CudaPass(layer_struct, swiglu_limit)
+    struct.set_ring(layout.rows, layout.begin_bytes)
+    return PassCall(struct, scratch, layout, swiglu_limit)
 
 
-def new_schedule(engine: CudaEngine, sizes: ScheduleSizes) -> CudaSchedule:
-    """Memory for a schedule that keeps its expert ids."""
-    words = torch.empty(sizes.num_words, dtype=torch.int32, device=engine.device)
-    return schedule_of_words(engine, words, sizes)
+def schedule_of_words(words: Tensor, stream: int, sizes: ScheduleSizes) -> CudaSchedule:
+    """A schedule that keeps its expert ids, in memory of the stream."""
+    address = words.data_ptr()
+    return CudaSchedule(words, stream, sizes, (address + 4 * sizes.first_route, 4, address))
 
 
-def schedule_of_words(engine: CudaEngine, words: Tensor, sizes: ScheduleSizes) -> CudaSchedule:
-    """A schedule in memory of the current stream."""
-    return CudaSchedule(
-        words, engine.current_stream(), sizes, (words.data_ptr() + 4 * sizes.first_route, 4)
-    )
+def queue_schedule(
+    engine: CudaEngine, stream: int, call: ScheduleCall, routes: Tensor, keeps_ids: bool = True
+) -> CudaSchedule:
+    """Queues the schedule of int64 or int32 routes [..., K], contiguous. Collective.
 
-
-def queue_schedule(engine: CudaEngine, call: ScheduleCall, schedule: CudaSchedule, routes: Tensor):
-    """Queues the schedule of int64 or int32 routes [..., K], contiguous. Collective."""
-    args = _C.CudaScheduleArgs()
-    args.set_call(routes.data_ptr(), routes.element_size(), schedule.words.data_ptr())
-    engine.build_schedule(call.layer, args, call.scratch_bytes)
-    if schedule.ids[0] != routes.data_ptr():
-        # For passes that do not see the caller's tensor, or see it changed.
-        first_route = schedule.sizes.first_route
-        kept = torch.as_strided(schedule.words, routes.shape, routes.stride(), first_route)
-        kept.copy_(routes)
+    keeps_ids: for passes that do not see the caller's tensor, or see it changed.
+    """
+    words = engine.new_words(call.sizes.num_words)
+    routing = (routes.data_ptr(), routes.element_size(), words.data_ptr())
+    engine.build_schedule(stream, call, routing)
+    if not keeps_ids:
+        return CudaSchedule(words, stream, call.sizes, routing)
+    kept = torch.as_strided(words, routes.shape, routes.stride(), call.sizes.first_route)
+    kept.copy_(routes)
+    return schedule_of_words(words, stream, call.sizes)
 
 
 def build_schedule(
@@ -267,8 +264,7 @@ def build_schedule(
     with workspace.reporting_errors(_C.OP_SCHEDULE):
         experts = (num_local_experts, num_experts)
         call = schedule_call(engine, plan, routes.shape[0], *experts, widths)
-        schedule = new_schedule(engine, call.sizes)
-        queue_schedule(engine, call, schedule, routes)
+        schedule = queue_schedule(engine, engine.current_stream(), call, routes)
     return schedule, call
 
 
@@ -315,34 +311,11 @@ def load_schedule(
         minibatch_rows=plan.minibatch_rows,
         max_tokens=workspace.num_local_tokens,
         num_words=words.numel(),
+        first_route=_first_saved_route(words.numel(), layer.num_tokens * workspace.topk),
         result_offset=0,
         expert_rows_offset=0,
     )
-    return schedule_of_words(workspace.engine, words, sizes)
-
-
-def _set_tensors(args, call: PassCall, inputs: Sequence[int], ring: Sequence[int]):
-    """What the structs of both passes have in common; addresses of LayerTensors and of a Ring."""
-    args.layer.set(inputs, *call.widths, call.swiglu_limit)
-    args.context.set(call.layout.rows, ring)
-
-
-def queue_forward(
-    engine: CudaEngine,
-    call: PassCall,
-    schedule: CudaSchedule,
-    inputs: Sequence[int],
-    ring: Sequence[int],
-    out: Tensor,
-):
-    """Queues a forward, which writes the ring and out. Collective.
-
-    inputs: addresses of LayerTensors.tensors(). ring: addresses of the five tensors.
-    """
-    args = _C.CudaForwardArgs()
-    _set_tensors(args, call, inputs, ring)
-    args.set_call(*schedule.ids, schedule.words.data_ptr(), out.data_ptr())
-    engine.forward(call.layer, args, call.scratch_bytes)
+    return schedule_of_words(words, workspace.engine.current_stream(), sizes)
 
 
 class BackwardOperands(NamedTuple):
@@ -359,20 +332,3 @@ class BackwardOperands(NamedTuple):
     outputs: Sequence[int]
     routed: tuple[Sequence[int], int, bool]
     shared: tuple[Sequence[int], int, bool]
-
-
-def queue_backward(
-    engine: CudaEngine,
-    call: PassCall,
-    schedule: CudaSchedule,
-    inputs: Sequence[int],
-    ring: Sequence[int],
-    operands: BackwardOperands,
-):
-    """Queues a backward. Collective. Arguments as of queue_forward."""
-    args = _C.CudaBackwardArgs()
-    _set_tensors(args, call, inputs, ring)
-    args.set_call(*schedule.ids, schedule.words.data_ptr(), *operands[:3])
-    args.d_routed.set(*operands.routed)
-    args.d_shared.set(*operands.shared)
-    engine.backward(call.layer, args, call.scratch_bytes)

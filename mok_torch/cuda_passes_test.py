@@ -38,13 +38,6 @@ def make_call(space, schedule, plan):
     return LayerCall(space, plan, schedule, layer, passes.new_ring(layer, plan.ring_rows), 0.5)
 
 
-def run_forward(call, out):
-    engine = call.workspace.engine
-    inputs, ring = passes.addresses(call.layer.tensors()), call.ring_addresses()
-    ready = call.cuda_pass(engine)
-    cuda_passes.queue_forward(engine, ready, call.schedule, inputs, ring, out)
-
-
 def test_schedule(space):
     plan = plan_of(minibatch_size=128, fwd_num_comm_sms=3, num_sms=100)
     schedule = build(space, plan)
@@ -66,7 +59,7 @@ def test_a_schedule_keeps_its_ids(space):
         schedule, _ = cuda_passes.build_schedule(space, plan_of(), given, 5, 0)
         given.fill_(-1)
         assert torch.equal(schedule.routes, routes.int())
-        assert schedule.ids == (schedule.routes.data_ptr(), 4)
+        assert schedule.routing == (schedule.routes.data_ptr(), 4, schedule.words.data_ptr())
         assert schedule.routes.data_ptr() % 16 == 0  # five experts: the words end elsewhere
 
 
@@ -80,7 +73,7 @@ def test_forward(space):
     plan = plan_of(fwd_num_comm_sms=3, bwd_num_comm_sms=4, num_sms=64)
     call = make_call(space, build(space, plan), plan)
     out = torch.empty_like(call.layer.x)
-    run_forward(call, out)
+    passes._run_cuda_forward(call, out)
     name, layer, args = space.engine.calls[-1]
     assert name == "forward" and layer.num_comm_sms == 3 and layer.num_sms == 64
     assert (layer.intermediate, layer.shared_intermediate) == (40, 24)
@@ -104,13 +97,10 @@ def test_backward_of_saved_words(space):
     call = make_call(space, None, plan)
     schedule = cuda_passes.load_schedule(words, call.layer, plan, space)
     assert torch.equal(schedule.routes, routed_batch(CASE, torch.bfloat16).topk_idx.int())
-    ready = call._replace(schedule=schedule).cuda_pass(space.engine, is_backward=True)
     operands = BackwardOperands(
         1, 0, (2, 3, 4), ((5, 6, 7), _C.FP32, True), ((8, 0, 9), _C.BF16, False)
     )
-    inputs = passes.addresses(call.layer.tensors())
-    ring = call.ring_addresses()
-    cuda_passes.queue_backward(space.engine, ready, schedule, inputs, ring, operands)
+    passes._run_cuda_backward(call._replace(schedule=schedule), operands)
     name, layer, args = space.engine.calls[-1]
     assert name == "backward" and layer.num_comm_sms == 4
     assert args.topk_idx == schedule.routes.data_ptr() and args.topk_idx_bytes == 4
@@ -150,10 +140,10 @@ def test_a_schedule_from_before_the_workspace_grew_is_refused(space):
     schedule = build(space, plan)
     schedule = schedule._replace(sizes=schedule.sizes._replace(max_tokens=32))
     call = make_call(space, schedule, plan)
-    run_forward(call, call.layer.x)  # one rank: its own tokens count
+    passes._run_cuda_forward(call, call.layer.x)  # one rank: its own tokens count
     space.engine.ep_size = 2
     with pytest.raises(ValueError, match="built for at most 32 tokens of a rank, but by now"):
-        run_forward(call, call.layer.x)
+        passes._run_cuda_forward(call, call.layer.x)
     with pytest.raises(ValueError, match="build it again"):
         call.cuda_pass(space.engine, is_backward=True)
 
@@ -196,15 +186,19 @@ def engine():
     made._heap = [SimpleNamespace(record_stream=lambda stream: None)]
     made._state = made._heap[0]
     made._engine.report_error = lambda args: made.log.append((args.stream, "error"))
-    made._engine.forward = lambda layer, args: made.log.append((args.stream, "forward"))
+    made._engine.forward = lambda struct, queue: made.log.append((queue[1], "forward"))
     made._scratch = SimpleNamespace(
         numel=lambda: 1 << 20, data_ptr=lambda: 256, record_stream=lambda stream: None
     )
     return made
 
 
+def call_of(scratch_bytes):
+    return SimpleNamespace(struct=None, scratch_bytes=scratch_bytes)
+
+
 def forward(engine, scratch_bytes=8):
-    engine.forward(None, _C.CudaForwardArgs(), scratch_bytes)
+    engine.forward(engine.stream, call_of(scratch_bytes))
 
 
 def test_a_report_follows_the_last_call_on_another_stream(engine):
@@ -226,12 +220,12 @@ def found(engine):
             raise errors.pop()
 
     engine._engine.check = check
-    engine._engine.build_schedule = lambda layer, args: engine.log.append((args.stream, args.part))
+    engine._engine.build_schedule = lambda struct, queue: engine.log.append(queue[1:])
     return errors
 
 
 def build_next(engine):
-    engine.build_schedule(None, _C.CudaScheduleArgs(), 8)
+    engine.build_schedule(engine.stream, call_of(8))
 
 
 def test_what_kernels_found_is_raised_where_the_next_call_would_run(engine, found):
@@ -270,7 +264,8 @@ def test_a_capture_leaves_what_was_found_to_a_later_call(engine, found):
 
 
 def test_ranks_that_share_a_gpu_hear_in_the_same_call(engine, found):
-    engine._group = SimpleNamespace(shares_device=True, exchange=lambda _, value, __: [value])
+    engine.shares_device = True
+    engine._group = SimpleNamespace(exchange=lambda _, value, __: [value])
     engine._timeout_seconds = 1
     engine.synchronize = lambda: engine.log.append("synchronize")
     build_next(engine)
@@ -279,7 +274,7 @@ def test_ranks_that_share_a_gpu_hear_in_the_same_call(engine, found):
 
 def test_a_rank_that_hears_does_not_come_to_count_experts(engine, found):
     sent = []
-    group = {"rank": 0, "size": 2, "shares_device": False}
+    group = {"rank": 0, "size": 2}
     engine._group = SimpleNamespace(
         exchange=lambda _, value, __: sent.append(value) or [2, 3], **group
     )
@@ -352,15 +347,31 @@ def test_what_makes_a_workspace_unusable(space):
         setattr(engine._engine, name, lambda: None)
 
 
+def test_the_default_stream_is_not_asked_whether_it_is_captured(engine):
+    """It cannot be; others are asked in every call."""
+    asked = []
+    engine.is_capturing = lambda: bool(asked.append(engine.stream))
+    for stream in (0, 2, 0, 2):
+        engine.stream = stream
+        forward(engine)
+    assert asked == [2, 2]
+    assert [entry for entry in engine.log if "after" in entry] == [
+        (0, "after", 1),
+        (2, "after", 0),
+        (0, "after", 2),
+        (2, "after", 0),
+    ]
+
+
 def test_calls_of_two_threads_are_queued_one_after_the_other(engine):
     second = threading.Thread(target=engine.report_error, args=(_C.OP_SCHEDULE, 1, "text"))
 
-    def queue(layer, args):
+    def launch(struct, queue):
         second.start()
         second.join(0.05)  # it has to wait
-        engine.log.append((args.stream, "forward"))
+        engine.log.append((queue[1], "forward"))
 
-    engine._engine.forward = queue
+    engine._engine.forward = launch
     forward(engine)
     second.join()
     assert [what for _, what, *_ in engine.log] == ["after", "forward", "error"]
@@ -382,7 +393,7 @@ def test_scratch_is_kept_and_grows(engine):
     """Calls share it; what a graph was captured with outlives growth."""
     engine._scratch = torch.empty(100, dtype=torch.uint8)
     used = []
-    engine._engine.forward = lambda layer, args: used.append(args.scratch)
+    engine._engine.forward = lambda struct, queue: used.append(queue[0])
     engine._stream = engine.stream
     first = engine._scratch.data_ptr()
     forward(engine, 100)
@@ -425,14 +436,15 @@ class _CallsBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.engine.backward(None, _C.CudaBackwardArgs(), 8)
+        ctx.engine.backward(ctx.engine.stream, call_of(8))
         return grad, None
 
 
 def test_ranks_in_one_thread_of_autograd_do_not_wait_for_each_other(engine):
-    engine._group = SimpleNamespace(shares_device=True, exchange=lambda _, value, __: [value])
+    engine.shares_device = True
+    engine._group = SimpleNamespace(exchange=lambda _, value, __: [value])
     engine._timeout_seconds = 1
-    engine._engine.backward = lambda layer, args: engine.log.append(args.part)
+    engine._engine.backward = lambda struct, queue: engine.log.append(queue[2])
     x = torch.ones(1, requires_grad=True)
     with pytest.raises(RuntimeError, match="set_multithreading_enabled") as raised:
         _CallsBackward.apply(x, engine).sum().backward()

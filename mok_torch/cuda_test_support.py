@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from mok_torch import cuda_passes, functional, moe_cuda
+from mok_torch import _C, cuda_passes, functional, moe_cuda
 from mok_torch import workspace as workspaces
 from mok_torch.accepted_calls import AcceptedCalls
 from mok_torch.checks import LayerTensors, check_layer
@@ -36,11 +36,13 @@ class HostEngine(CudaEngine):
         self.memory = SimpleNamespace(
             error_scratch_bytes=8, heap_bytes=0, state_bytes=0, record_bytes=0
         )
-        self._group = SimpleNamespace(shares_device=False, size=1, rank=0)
+        self.shares_device, self._group = False, SimpleNamespace(size=1, rank=0)
         self.stream = self._stream = 1
         self.capturing, self._lock = False, threading.Lock()
         self._scratch = torch.empty(1 << 16, dtype=torch.uint8)
         self._kept_scratch = []
+        self._like_words = torch.empty(0, dtype=torch.int32)
+        self._like_ring = torch.empty(0, dtype=torch.bfloat16)
         self.accepted = AcceptedCalls()
         self.calls, self.num_checks, self.num_plans, self.failure = [], 0, 0, None
         self.sizes = SimpleNamespace(
@@ -51,25 +53,29 @@ class HostEngine(CudaEngine):
             result_offset=128,
             expert_rows_offset=256,
         )
-        names = {"build_schedule": "schedule", "forward": "forward", "backward": "backward"}
         self._engine = SimpleNamespace(
             check=self._check,
             check_usable=lambda: None,
-            **{method: self._recorder(name) for method, name in names.items()},
+            build_schedule=lambda layer, *given: self._record(
+                "schedule", layer, _C.CudaScheduleArgs(*given)
+            ),
+            forward=lambda call, *given: self._record(
+                "forward", call.layer, call.forward_args(*given)
+            ),
+            backward=lambda call, *given: self._record(
+                "backward", call.layer, call.backward_args(*given)
+            ),
         )
 
     def _check(self, stream):
         assert stream == self._stream
         self.num_checks += 1
 
-    def _recorder(self, name: str):
-        def record(layer, args):
-            failure, self.failure = self.failure, None
-            if failure is not None:
-                raise failure
-            self.calls.append((name, layer, args))
-
-        return record
+    def _record(self, name: str, layer, args):
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        self.calls.append((name, layer, args))
 
     def current_stream(self):
         return self.stream

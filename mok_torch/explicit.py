@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import torch
 from torch import Tensor
 
 from mok_torch import _C, cuda_passes, explicit_cuda, passes
-from mok_torch.accepted_calls import exactly
+from mok_torch.accepted_calls import exactly, key_of_call
 from mok_torch.checks import (
     EXPLICIT_NAMES,
     LayerTensors,
@@ -29,7 +28,7 @@ from mok_torch.cuda_passes import CudaSchedule, PassCall
 from mok_torch.main_grads import MainGrads, check_main_grads
 from mok_torch.passes import LayerCall, LayerGrads, WeightGrads
 from mok_torch.plan import Plan, make_plan, tokens_in_plan
-from mok_torch.ring import DeviceRing, Ring, RingLayout
+from mok_torch.ring import DeviceRing, ForwardContext, Ring, RingLayout
 from mok_torch.scalars import as_integer
 from mok_torch.workspace import Workspace, require_workspace
 
@@ -48,19 +47,15 @@ class Schedule:
         waits for the schedule kernel.
     """
 
-    def __init__(self, engine, plan: Plan, workspace: Workspace):
+    def __init__(self, engine, plan: Plan, place: str):
+        """place: see _place."""
         self.engine = engine
         self.plan = plan
-        self.place = _place(workspace)
+        self.place = place
 
     @functools.cached_property
     def info(self):
         return self.engine.info()
-
-    @functools.cached_property
-    def key(self) -> tuple:
-        """All that the checks of a pass look at; of a GPU's schedule."""
-        return self.plan, self.place, self.engine.sizes
 
     def tokens_per_expert(self) -> Tensor:
         """int64 [El]: routes of all ranks that lead to each expert of this rank.
@@ -75,27 +70,6 @@ def _place(workspace: Workspace) -> str:
     """What a schedule has in common with every workspace that it may be used with."""
     place = f"rank {workspace.rank} of {workspace.ep_size} with K = {workspace.topk}"
     return place if workspace.device.type == "cpu" else f"{place} on {workspace.device}"
-
-
-@dataclasses.dataclass
-class ForwardContext:
-    """What a forward leaves for its backward; one per live forward.
-
-    Attributes:
-      ring: the activations that are kept, a tuple of tensors; on a GPU of one buffer.
-      layout, stream: of a GPU's buffer, where the tensors of a Ring are in it (layout.views), and
-        the cudaStream_t that it was allocated on.
-      kept_macrobatches: 1: the ring is what the forward left. 0: the backward has consumed it, or
-        recompute_forward_context made it, and the next backward recomputes everything. A copy of a
-        context shares its ring but not this mark: do not use both.
-      swiglu_limit: the forward's; 0: none. The backward must be given the same.
-    """
-
-    ring: Ring | DeviceRing
-    kept_macrobatches: int
-    swiglu_limit: float = 0.0
-    layout: RingLayout | None = None
-    stream: int = 0
 
 
 def build_schedule(
@@ -115,11 +89,11 @@ def build_schedule(
     """
     require_workspace(workspace)
     settings = ("schedule", config, exactly(num_local_experts), exactly(num_experts))
-    place, known = explicit_cuda.find(workspace, settings, (top_experts,))
+    engine, key, _, known = _find(workspace, settings, (top_experts,))
     if known is not None:
-        plan, call = known
-        built = explicit_cuda.build_schedule(place, call, top_experts)
-        return Schedule(built, plan, workspace)
+        plan, place, call = known
+        built = explicit_cuda.build_schedule(workspace, engine, call, top_experts)
+        return Schedule(built, plan, place)
     with workspace.reporting_errors(_C.OP_SCHEDULE):
         refuse_tracing("build_schedule")
         config = _check_config(config)
@@ -139,17 +113,17 @@ def build_schedule(
             num_local_experts,
             device_type=workspace.device.type,
         )
-    experts = (num_local_experts, num_experts or 0)
-    if place is not None:
-        engine, call = cuda_passes.build_schedule(workspace, plan, routes, *experts)
+    experts, place = (num_local_experts, num_experts or 0), _place(workspace)
+    if engine is not None:
+        built, call = cuda_passes.build_schedule(workspace, plan, routes, *experts)
         # Where num_experts is left open, several ranks have to meet every time.
         if ep_size == 1 or num_experts is not None:
-            if call.sizes.max_tokens == place.engine.max_tokens:
-                place.accept((plan, call))
+            if call.sizes.max_tokens == engine.max_tokens:
+                engine.accepted.add(key, (plan, place, call))
     else:
         with in_words_of(EXPLICIT_NAMES):
-            engine = passes.build_schedule(workspace, plan, routes, *experts)
-    return Schedule(engine, plan, workspace)
+            built = passes.build_schedule(workspace, plan, routes, *experts)
+    return Schedule(built, plan, place)
 
 
 def forward(
@@ -188,38 +162,42 @@ def forward(
     require_workspace(workspace)
     settings = ("forward", config, exactly(swiglu_limit))
     tensors = (x, router_weights, *routed, *shared)
-    place, call = _find_pass(settings, workspace, schedule, tensors)
+    engine, key, inputs, call = _find_pass(workspace, settings, schedule, tensors)
     if call is not None:
-        return _forward_on_gpu(place, call, schedule, place.key.addresses, x)
+        return explicit_cuda.forward(workspace, engine, call, schedule.engine, inputs, x)
     with workspace.reporting_errors(_C.OP_FORWARD), torch.no_grad():
         refuse_tracing("forward")
         plan = _plan_of_call(config, schedule)
         limit = check_swiglu_limit(swiglu_limit)
         layer = _check_call(x, router_weights, routed, shared, workspace, schedule)
-        if place is not None:
-            sizes = schedule.engine.sizes
-            call = cuda_passes.pass_call(place.engine, plan, sizes, layer, limit)
+        if engine is not None:
+            call = cuda_passes.pass_call(engine, plan, schedule.engine.sizes, layer, limit)
         else:
             ring = passes.new_ring(layer, schedule.plan.ring_rows)
-            out = x.new_empty(x.shape)
-    if place is not None:
-        place.accept(call)
-        return _forward_on_gpu(place, call, schedule, passes.addresses(layer.tensors()), x)
+            out = passes.new_output(x)
+    if engine is not None:
+        engine.accepted.add(key, call)
+        inputs = passes.addresses(layer.tensors())
+        return explicit_cuda.forward(workspace, engine, call, schedule.engine, inputs, x)
     with in_words_of(EXPLICIT_NAMES):
         passes.run_forward(LayerCall(workspace, plan, schedule.engine, layer, ring, limit), out)
     return out, ForwardContext(ring, kept_macrobatches=1, swiglu_limit=limit)
 
 
-def _forward_on_gpu(place, call: PassCall, schedule: Schedule, inputs: list[int], x: Tensor):
-    out, ring, stream = explicit_cuda.forward(place, call, schedule.engine, inputs, x)
-    return out, ForwardContext(ring, 1, call.swiglu_limit, call.layout, stream)
+def _find(workspace: Workspace, settings: tuple, tensors):
+    """For a call on a GPU its engine, key, addresses, and what an equal call came to, if any."""
+    if not workspace.on_gpu:
+        return None, None, None, None
+    engine = workspace.engine
+    key, addresses = key_of_call(settings, engine.device, tensors)
+    return engine, key, addresses, engine.accepted.find(key)
 
 
-def _find_pass(settings: tuple, workspace: Workspace, schedule, tensors):
-    """explicit_cuda.find for a pass, whose schedule may be of any kind yet."""
+def _find_pass(workspace: Workspace, settings: tuple, schedule, tensors):
+    """_find for a pass, whose schedule may be of any kind yet."""
     if type(schedule) is not Schedule or type(schedule.engine) is not CudaSchedule:
-        return None, None
-    return explicit_cuda.find(workspace, (settings, schedule.key), tensors)
+        return None, None, None, None
+    return _find(workspace, (*settings, schedule.place, schedule.engine.sizes), tensors)
 
 
 def recompute_forward_context(
@@ -256,7 +234,8 @@ def recompute_forward_context(
             shapes = passes.layer_ring_shapes(layer, schedule.plan.ring_rows)
             stream = workspace.engine.current_stream()
             layout = RingLayout.of_shapes(shapes)
-            return ForwardContext(DeviceRing.empty(layout, layer.x), 0, limit, layout, stream)
+            ring = DeviceRing(workspace.engine.new_ring(layout.size))
+            return ForwardContext(ring, 0, limit, layout, stream)
         ring = passes.new_ring(layer, schedule.plan.ring_rows)
     return ForwardContext(ring, kept_macrobatches=0, swiglu_limit=limit)
 
@@ -302,18 +281,18 @@ def backward(
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
     settings = ("backward", config, exactly(swiglu_limit), weight_grad_dtype)
-    settings += (explicit_cuda.key_of_buffers(main_grads),)
+    settings += (explicit_cuda.key_of_buffers(main_grads, workspace.device),)
     ring = context.ring if type(context) is ForwardContext else None
     buffer = ring.buffer if type(ring) is DeviceRing else None
     tensors = (x, router_weights, *routed, *shared)
-    place, call = _find_pass(settings, workspace, schedule, (*tensors, d_output, buffer))
+    found = _find_pass(workspace, settings, schedule, (*tensors, d_output, buffer))
+    engine, key, inputs, call = found
     if call is not None and buffer is not None and _fits(context, call):
         with workspace.reporting_errors(_C.OP_BACKWARD):
             grads = _new_grads(tensors, weight_grad_dtype, main_grads)
         operands = (d_output, _consume(context, schedule), grads)
-        inputs = place.key.addresses[: len(tensors)]
-        held = (buffer, context.stream)
-        explicit_cuda.backward(place, call, schedule.engine, inputs, held, operands)
+        given = (schedule.engine, inputs[: len(tensors)], (buffer, context.stream), operands)
+        explicit_cuda.backward(workspace, engine, call, *given)
         return _results(grads)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
         refuse_tracing("backward")
@@ -329,13 +308,13 @@ def backward(
         grads = _new_grads(tensors, weight_grad_dtype, main_grads)
         if buffer is not None:
             sizes = schedule.engine.sizes
-            call = cuda_passes.pass_call(place.engine, plan, sizes, layer, limit, is_backward=True)
+            call = cuda_passes.pass_call(engine, plan, sizes, layer, limit, is_backward=True)
     operands = (d_tokens, _consume(context, schedule), grads)
     if buffer is not None:
-        place.accept(call)
+        engine.accepted.add(key, call)
         inputs = passes.addresses(layer.tensors())
-        held = (buffer, context.stream)
-        explicit_cuda.backward(place, call, schedule.engine, inputs, held, operands)
+        given = (schedule.engine, inputs, (buffer, context.stream), operands)
+        explicit_cuda.backward(workspace, engine, call, *given)
     else:
         call = LayerCall(workspace, plan, schedule.engine, layer, ring, limit)
         with in_words_of(EXPLICIT_NAMES):
@@ -424,9 +403,9 @@ def _new_grads(tensors, weight_grad_dtype, main_grads: MainGrads | None) -> Laye
     dtype = x.dtype if weight_grad_dtype is None else weight_grad_dtype
     buffers = MainGrads() if main_grads is None else main_grads
     return LayerGrads(
-        x=x.new_empty(x.shape),
-        topk_weight=router_weights.new_empty(router_weights.shape),
-        shared_scale=None if scale is None else scale.new_empty(scale.shape),
+        x=passes.new_output(x),
+        topk_weight=passes.new_output(router_weights),
+        shared_scale=None if scale is None else passes.new_output(scale),
         routed=_weight_grads(buffers[:3], weights[:3], dtype),
         shared=_weight_grads(buffers[3:], weights[3:], dtype),
     )
@@ -436,4 +415,5 @@ def _weight_grads(buffers, weights, dtype: torch.dtype) -> WeightGrads:
     """The caller's buffers to add to, or new ones to write."""
     if any(buffer is not None for buffer in buffers):
         return WeightGrads(*buffers, accumulate=True)
-    return WeightGrads(*(w if w is None else passes.new_gradient(w, dtype) for w in weights))
+    with torch._C.DisableTorchFunctionSubclass():  # plain tensors, whatever the weights are
+        return WeightGrads(*[w if w is None else passes.new_gradient(w, dtype) for w in weights])

@@ -17,15 +17,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mok_torch import _C, cuda_passes, custom_ops, moe_main_grads, passes
-from mok_torch.accepted_calls import CallKey, key_of_call
+from mok_torch.accepted_calls import key_of_call
 from mok_torch.checks import check_layer, dense, require_dtype, require_tensor
 from mok_torch.cuda_engine import CudaEngine
-from mok_torch.cuda_passes import CudaSchedule, PassCall, ScheduleCall
+from mok_torch.cuda_passes import PassCall, ScheduleCall
 from mok_torch.groups import SingleRank
 from mok_torch.main_grads import main_grads_of, tell_trainer
 from mok_torch.passes import LayerGrads, WeightGrads
 from mok_torch.plan import Plan
-from mok_torch.ring import DeviceRing
 from mok_torch.workspace import Workspace
 
 _NUM_INPUTS = 9  # LayerTensors.tensors()
@@ -75,7 +74,7 @@ def applies(x) -> bool:
 
 def find(
     arguments: Sequence[Tensor], shared, workspace: Workspace | None, settings: Hashable
-) -> tuple[CallKey | None, Run | None]:
+) -> tuple[Hashable | None, Run | None]:
     """The key of moe's call, and what to run if an equal call has been accepted.
 
     arguments: x, topk_idx, topk_weight, routed gate, up, down, unchecked but for applies(x).
@@ -87,10 +86,12 @@ def find(
         shared = (*shared, None)[:4]
     else:
         return None, None
-    settings = (settings, torch.is_grad_enabled())
-    key = key_of_call(settings, (x, *others, *shared, topk_idx))
+    tensors = (x, *others, *shared, topk_idx)
+    key, addresses = key_of_call((settings, x.device), x.device, tensors)
     if key is None or topk_idx is None or torch.is_autocast_enabled("cuda"):
         return None, None
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        key += ("differentiated",)
     if not x.dim() or not topk_idx.dim():
         return None, None
     owner = workspace
@@ -102,11 +103,11 @@ def find(
     call = engine.accepted.find(key)
     if call is None:
         return key, None
-    return key, Run(owner, engine, call, key.addresses[:_NUM_INPUTS], topk_idx)
+    return key, Run(owner, engine, call, addresses[:_NUM_INPUTS], topk_idx)
 
 
 def check(
-    inputs: Sequence, swiglu_limit: float | None, key: CallKey | None, fuses: bool
+    inputs: Sequence, swiglu_limit: float | None, key: Hashable | None, fuses: bool
 ) -> tuple[Run, object]:
     """Checks a call as the operator does, and remembers it under `key`.
 
@@ -145,24 +146,24 @@ def run(
     return _forward(run, tensors[0])[0]
 
 
-def _forward(run: Run, x: Tensor) -> tuple[Tensor, CudaSchedule, DeviceRing]:
+def _forward(run: Run, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the schedule's words, the buffer of the ring."""
     engine, call = run.engine, run.call
     operation = _C.OP_SCHEDULE
     try:
-        schedule = cuda_passes.new_schedule(engine, call.schedule.sizes)
-        if not call.plan.differentiated:  # nobody needs the ids after this call
-            ids = (run.routes.data_ptr(), run.routes.element_size())
-            schedule = schedule._replace(ids=ids)
-        ring = DeviceRing.empty(call.forward.layout, x)
-        out = x.new_empty(x.shape)
-        cuda_passes.queue_schedule(engine, call.schedule, schedule, run.routes)
+        buffer = engine.new_ring(call.forward.layout.size)
+        out = passes.new_output(x)
+        stream = engine.current_stream()
+        # Without a backward nobody needs the ids after this call.
+        keeps_ids = bool(call.plan.differentiated)
+        schedule = cuda_passes.queue_schedule(engine, stream, call.schedule, run.routes, keeps_ids)
         operation = _C.OP_FORWARD
-        addresses = call.forward.layout.addresses(ring.buffer.data_ptr())
-        cuda_passes.queue_forward(engine, call.forward, schedule, run.inputs, addresses, out)
+        operands = (buffer.data_ptr(), schedule.routing, out.data_ptr())
+        engine.forward(stream, call.forward, run.inputs, *operands)
     except Exception as error:
         run.workspace.report(error, operation)
         raise
-    return out, schedule, ring
+    return out, schedule.words, buffer
 
 
 class _Moe(torch.autograd.Function):
@@ -170,15 +171,15 @@ class _Moe(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, run: Run, casts, *tensors):
-        out, schedule, ring = _forward(run, tensors[0])
+        out, words, buffer = _forward(run, tensors[0])
         x, topk_weight, *weights, scale = tensors
         read = weights if casts is None else casts
-        ctx.save_for_backward(x, topk_weight, *read, scale, schedule.words, ring.buffer)
+        ctx.save_for_backward(x, topk_weight, *read, scale, words, buffer)
         ctx.weights = weights if run.call.fuses else None
         # Else autograd would fill zeros where no gradient comes.
         ctx.set_materialize_grads(False)
         # Keeps a workspace alive that its owner drops before the backward.
-        ctx.run = run._replace(engine=None, inputs=(), routes=None)
+        ctx.workspace, ctx.call = run.workspace, run.call
         ctx.kept_macrobatches = 1
         return out
 
@@ -186,81 +187,83 @@ class _Moe(torch.autograd.Function):
     def backward(ctx, d_out):
         if d_out is None:
             return (None,) * (2 + _NUM_INPUTS)
-        run, needed = ctx.run, ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[2:]
         try:
             saved = custom_ops.saved_tensors_of(ctx)  # hooks may run, and fail
             kept, ctx.kept_macrobatches = ctx.kept_macrobatches, 0  # the pass overwrites the ring
             with torch.no_grad():
-                gradients = _backward(run, d_out, saved, needed, kept, ctx.weights)
+                gradients = _backward(ctx, d_out, saved, needed, kept)
         except Exception as error:
-            run.workspace.report(error, _C.OP_BACKWARD)
+            ctx.workspace.report(error, _C.OP_BACKWARD)
             raise
         if torch.is_grad_enabled():  # create_graph
             gradients = custom_ops.NoDoubleBackward.apply(gradients, d_out, *saved[:_NUM_INPUTS])
         return None, None, *gradients
 
 
-def _backward(run: Run, d_out: Tensor, saved, needed, kept_macrobatches: int, into):
+def _backward(ctx, d_out: Tensor, saved, needed, kept_macrobatches: int):
     """The gradients of the nine inputs, None where none is needed.
 
-    into: the weights whose main_grad gets theirs, or None.
+    ctx: workspace and call of the forward, and weights, whose main_grad gets their gradients, or
+    None.
     """
-    engine = run.workspace.engine
+    workspace, call, into = ctx.workspace, ctx.call, ctx.weights
+    engine = workspace.engine
     if into is None:
         grads = _new_grads(saved[:_NUM_INPUTS], needed)
     else:
         buffers = main_grads_of(into, saved[0].dtype)
         grads = moe_main_grads.grads_into(buffers, saved[:_NUM_INPUTS])
-    settings = ("moe backward", run.call.plan, run.call.forward.swiglu_limit)
-    key = key_of_call(settings, (*saved, d_out))
-    words = saved[_NUM_INPUTS]
-    known = engine.accepted.find(key) if cuda_passes.is_aligned(words) else None
+    settings = ("moe backward", call.plan, call.forward.swiglu_limit)
+    key, inputs = key_of_call(settings, engine.device, (*saved, d_out))
+    known = engine.accepted.find(key) if cuda_passes.is_aligned(saved[_NUM_INPUTS]) else None
     if known is None:
-        known, saved, d_out = _check_backward(run, saved, d_out, key)
-    *tensors, words, buffer = saved
+        known, saved, d_out = _check_backward(workspace, call, saved, d_out, key)
+        inputs = passes.addresses(saved)
     pass_call, sizes = known
-    schedule = cuda_passes.schedule_of_words(engine, words, sizes)
+    words, buffer = saved[_NUM_INPUTS:]
+    stream = engine.current_stream()
+    routing = cuda_passes.schedule_of_words(words, stream, sizes).routing
     operands = passes.cuda_operands(d_out, kept_macrobatches, grads)
-    inputs, ring = passes.addresses(tensors), pass_call.layout.addresses(buffer.data_ptr())
-    cuda_passes.queue_backward(engine, pass_call, schedule, inputs, ring, operands)
+    inputs = inputs[:_NUM_INPUTS]
+    engine.backward(stream, pass_call, inputs, buffer.data_ptr(), routing, operands)
     weights = (*grads.routed[:3], *grads.shared[:3]) if into is None else tell_trainer(into)
     return grads.x, grads.topk_weight, *weights, grads.shared_scale if needed[-1] else None
 
 
-def _check_backward(run: Run, saved, d_out: Tensor, key: CallKey | None):
+def _check_backward(owner: Workspace, call: MoeCall, saved, d_out: Tensor, key):
     """Checks what hooks may have made of the saved tensors, and remembers it under `key`.
 
     Returns:
       (the pass, the schedule's sizes), and the saved tensors and d_out as kernels read them.
     """
-    owner, plan = run.workspace, run.call.plan
     x, topk_weight, *weights, words, buffer = saved
     layer = check_layer(x, topk_weight, weights[:3], weights[3:], owner)
     custom_ops.check_d_out(d_out, x)
     owner.require_room("x", layer.num_tokens)
     require_tensor("schedule_words", words, layer.x.device)
     require_dtype("schedule_words", words, torch.int32)
-    schedule = cuda_passes.load_schedule(words.contiguous(), layer, plan, owner)
-    limit = run.call.forward.swiglu_limit
+    schedule = cuda_passes.load_schedule(words.contiguous(), layer, call.plan, owner)
+    limit = call.forward.swiglu_limit
     engine, sizes = owner.engine, schedule.sizes
-    call = cuda_passes.pass_call(engine, plan, sizes, layer, limit, is_backward=True)
+    backward = cuda_passes.pass_call(engine, call.plan, sizes, layer, limit, is_backward=True)
     buffer = dense(buffer)
-    passes.check_buffer("ring", buffer, layer, call.layout)
-    engine.accepted.add(key, (call, sizes))
-    return (call, sizes), (*layer.tensors(), schedule.words, buffer), dense(d_out)
+    passes.check_buffer("ring", buffer, layer, backward.layout)
+    engine.accepted.add(key, (backward, sizes))
+    return (backward, sizes), (*layer.tensors(), schedule.words, buffer), dense(d_out)
 
 
 def _new_grads(tensors, needed) -> LayerGrads:
     """Outputs for LayerTensors.tensors(); of the weights only what is needed."""
     x, topk_weight, *weights, scale = tensors
     d_weights = [
-        weight.new_empty(weight.shape) if wanted and weight is not None else None
+        passes.new_output(weight) if wanted and weight is not None else None
         for weight, wanted in zip(weights, needed[2:8], strict=True)
     ]
     return LayerGrads(
-        x=x.new_empty(x.shape),
-        topk_weight=topk_weight.new_empty(topk_weight.shape),
-        shared_scale=None if scale is None else scale.new_empty(scale.shape),
+        x=passes.new_output(x),
+        topk_weight=passes.new_output(topk_weight),
+        shared_scale=None if scale is None else passes.new_output(scale),
         routed=WeightGrads(*d_weights[:3]),
         shared=WeightGrads(*d_weights[3:]),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from mok_torch import _C, custom_ops
 from mok_torch.checks import LayerTensors
 from mok_torch.main_grads import MainGrads, main_grads_of, tell_trainer
-from mok_torch.passes import LayerGrads, WeightGrads
+from mok_torch.passes import LayerGrads, WeightGrads, new_output
 from mok_torch.workspace import DEFAULT_HANDLE, reporting_errors_of, workspace_of_handle
 
 _NUM_WEIGHTS = 6
@@ -73,9 +73,9 @@ def grads_into(buffers: MainGrads, tensors: Sequence[Tensor | None]) -> LayerGra
     """Outputs of a backward that adds to the buffers; tensors: as LayerTensors.tensors()."""
     x, topk_weight, *_, scale = tensors
     return LayerGrads(
-        x=x.new_empty(x.shape),
-        topk_weight=topk_weight.new_empty(topk_weight.shape),
-        shared_scale=None if scale is None else scale.new_empty(scale.shape),
+        x=new_output(x),
+        topk_weight=new_output(topk_weight),
+        shared_scale=None if scale is None else new_output(scale),
         routed=WeightGrads(*buffers[:3], accumulate=True),
         shared=WeightGrads(*buffers[3:], accumulate=True),
     )

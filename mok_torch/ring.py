@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 _ALIGNMENT = 128  # elements: 256 bytes of bf16
@@ -60,9 +60,10 @@ class RingLayout(NamedTuple):
     def rows(self) -> int:
         return self.shapes[0][0]
 
-    def addresses(self, buffer: int, element_size: int = 2) -> list[int]:
-        """Of the five tensors, in a buffer at that address; 0 for those without elements."""
-        return [0 if begin < 0 else buffer + element_size * begin for begin in self.begins]
+    @property
+    def begin_bytes(self) -> list[int]:
+        """The begins in bytes of bf16."""
+        return [begin if begin < 0 else 2 * begin for begin in self.begins]
 
     def views(self, buffer: Tensor) -> Ring:
         """The tensors in a buffer."""
@@ -85,7 +86,23 @@ class DeviceRing(NamedTuple):
 
     buffer: Tensor
 
-    @classmethod
-    def empty(cls, layout: RingLayout, like: Tensor) -> DeviceRing:
-        """Uninitialised: rows that hold no route are never read. `like`: for dtype and device."""
-        return cls(torch.empty(layout.size, dtype=like.dtype, device=like.device))
+
+@dataclasses.dataclass
+class ForwardContext:
+    """What a forward leaves for its backward; one per live forward.
+
+    Attributes:
+      ring: the activations that are kept, a tuple of tensors; on a GPU of one buffer.
+      layout, stream: of a GPU's buffer, where the tensors of a Ring are in it (layout.views), and
+        the cudaStream_t that it was allocated on.
+      kept_macrobatches: 1: the ring is what the forward left. 0: the backward has consumed it, or
+        recompute_forward_context made it, and the next backward recomputes everything. A copy of a
+        context shares its ring but not this mark: do not use both.
+      swiglu_limit: the forward's; 0: none. The backward must be given the same.
+    """
+
+    ring: Ring | DeviceRing
+    kept_macrobatches: int
+    swiglu_limit: float = 0.0
+    layout: RingLayout | None = None
+    stream: int = 0

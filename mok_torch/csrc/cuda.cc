@@ -3,11 +3,13 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "mok_megakernel/mok_cuda.h"
 #include "mok_torch/csrc/handles.h"
+#include "mok_torch/csrc/structs.h"
 
 namespace mok {
 
@@ -16,13 +18,6 @@ namespace py = pybind11;
 namespace {
 
 using CudaWorkspaceHandle = Handle<MokCudaWorkspace, mok_cuda_workspace_destroy>;
-
-template <class Struct>
-Struct MakeStruct() {
-  Struct value{};
-  value.struct_size = sizeof(value);
-  return value;
-}
 
 void BindCudaSizes(py::module_& module) {
   py::class_<MokCudaOptions>(module, "CudaOptions")
@@ -83,99 +78,136 @@ void BindCudaSizes(py::module_& module) {
   module.attr("CUDA_IN_PASS") = static_cast<int32_t>(MOK_CUDA_IN_PASS);
 }
 
-// What a call is queued with: the same fields of each of its structs.
+// Addresses of expert ids [T, K], the bytes of one id, and the address of the schedule.
+using Routing = std::tuple<uintptr_t, int32_t, uintptr_t>;
+
+// What a call is queued with: the address of its scratch, the stream, a MokCudaPart.
+using Queue = std::tuple<uintptr_t, uintptr_t, int32_t>;
+
+// Addresses of the gradients of gate, up and down, the code of their dtype, whether they are added
+// to.
+using Grads = std::tuple<std::array<uintptr_t, 3>, int32_t, bool>;
+
+// What a backward has beside a forward's tensors: the address of d_out, kept_macrobatches, the
+// addresses of d_x, d_topk_weight and d_shared_scale, and routed and shared gradients.
+using BackwardOperands = std::tuple<uintptr_t, int32_t, std::array<uintptr_t, 3>, Grads, Grads>;
+
 template <class Args>
-void SetQueue(Args& args, uintptr_t scratch, uintptr_t stream, int32_t part) {
-  args.scratch = reinterpret_cast<void*>(scratch);
-  args.stream = reinterpret_cast<void*>(stream);
+void SetCall(Args& args, const Routing& routing, const Queue& queue) {
+  const auto& [topk_idx, topk_idx_bytes, schedule] = routing;
+  args.topk_idx = Pointer<const void>(topk_idx);
+  args.topk_idx_bytes = topk_idx_bytes;
+  args.schedule = Pointer<void>(schedule);
+  const auto& [scratch, stream, part] = queue;
+  args.scratch = Pointer<void>(scratch);
+  args.stream = Pointer<void>(stream);
   args.part = part;
 }
 
+MokCudaScheduleArgs ScheduleArgs(const Routing& routing, const Queue& queue) {
+  auto args = MakeStruct<MokCudaScheduleArgs>();
+  SetCall(args, routing, queue);
+  return args;
+}
+
+// What passes of equal shapes have in common. A call brings the addresses.
+class CudaPass {
+ public:
+  CudaPass(const MokCudaLayer& layer, float swiglu_limit)
+      : layer_(layer), swiglu_limit_(swiglu_limit) {}
+
+  // begins: bytes from the address of the ring to each of its tensors, -1 for one without any.
+  void SetRing(int64_t rows, const std::array<int64_t, 5>& begins) {
+    ring_rows_ = rows;
+    ring_begins_ = begins;
+  }
+
+  const MokCudaLayer& layer() const { return layer_; }
+
+  // inputs: addresses as SetLayer takes them.
+  MokCudaForwardArgs ForwardArgs(const std::array<uintptr_t, 9>& inputs, uintptr_t ring,
+                                 const Routing& routing, uintptr_t out, const Queue& queue) const {
+    auto args = MakeStruct<MokCudaForwardArgs>();
+    SetTensors(args, inputs, ring);
+    SetCall(args, routing, queue);
+    args.out = Pointer<void>(out);
+    return args;
+  }
+
+  MokCudaBackwardArgs BackwardArgs(const std::array<uintptr_t, 9>& inputs, uintptr_t ring,
+                                   const Routing& routing, const BackwardOperands& operands,
+                                   const Queue& queue) const {
+    auto args = MakeStruct<MokCudaBackwardArgs>();
+    SetTensors(args, inputs, ring);
+    SetCall(args, routing, queue);
+    const auto& [d_out, kept_macrobatches, outputs, routed, shared] = operands;
+    args.d_out = Pointer<const void>(d_out);
+    args.kept_macrobatches = kept_macrobatches;
+    args.d_x = Pointer<void>(outputs[0]);
+    args.d_topk_weight = Pointer<float>(outputs[1]);
+    args.d_shared_scale = Pointer<float>(outputs[2]);
+    std::apply([&](auto&... of) { SetGrads(args.d_routed, of...); }, routed);
+    std::apply([&](auto&... of) { SetGrads(args.d_shared, of...); }, shared);
+    return args;
+  }
+
+ private:
+  template <class Args>
+  void SetTensors(Args& args, const std::array<uintptr_t, 9>& inputs, uintptr_t ring) const {
+    SetLayer(args.layer, inputs, layer_.intermediate, layer_.shared_intermediate, swiglu_limit_);
+    std::array<uintptr_t, 5> tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      tensors[i] = ring_begins_[i] < 0 ? 0 : ring + static_cast<uintptr_t>(ring_begins_[i]);
+    }
+    SetContext(args.context, ring_rows_, tensors);
+  }
+
+  MokCudaLayer layer_;
+  float swiglu_limit_;
+  int64_t ring_rows_ = 0;
+  std::array<int64_t, 5> ring_begins_ = {-1, -1, -1, -1, -1};
+};
+
+// What a call hands to the C API. Its fields can be read, for tests.
 template <class Args>
-void SetRouting(Args& args, uintptr_t topk_idx, int32_t topk_idx_bytes) {
-  args.topk_idx = reinterpret_cast<const void*>(topk_idx);
-  args.topk_idx_bytes = topk_idx_bytes;
-}
-
-void SetScheduleCall(MokCudaScheduleArgs& args, uintptr_t topk_idx, int32_t topk_idx_bytes,
-                     uintptr_t schedule) {
-  SetRouting(args, topk_idx, topk_idx_bytes);
-  args.schedule = reinterpret_cast<void*>(schedule);
-}
-
-void SetForwardCall(MokCudaForwardArgs& args, uintptr_t topk_idx, int32_t topk_idx_bytes,
-                    uintptr_t schedule, uintptr_t out) {
-  SetRouting(args, topk_idx, topk_idx_bytes);
-  args.schedule = reinterpret_cast<const void*>(schedule);
-  args.out = reinterpret_cast<void*>(out);
-}
-
-// outputs: d_x, d_topk_weight, d_shared_scale.
-void SetBackwardCall(MokCudaBackwardArgs& args, uintptr_t topk_idx, int32_t topk_idx_bytes,
-                     uintptr_t schedule, uintptr_t d_out, int32_t kept_macrobatches,
-                     const std::array<uintptr_t, 3>& outputs) {
-  SetRouting(args, topk_idx, topk_idx_bytes);
-  args.schedule = reinterpret_cast<const void*>(schedule);
-  args.d_out = reinterpret_cast<const void*>(d_out);
-  args.kept_macrobatches = kept_macrobatches;
-  args.d_x = reinterpret_cast<void*>(outputs[0]);
-  args.d_topk_weight = reinterpret_cast<float*>(outputs[1]);
-  args.d_shared_scale = reinterpret_cast<float*>(outputs[2]);
+py::class_<Args> BindArgs(py::module_& module, const char* name) {
+  py::class_<Args> args(module, name);
+  args.def_readonly("topk_idx_bytes", &Args::topk_idx_bytes).def_readonly("part", &Args::part);
+  DefAddress<&Args::topk_idx>(args, "topk_idx");
+  DefAddress<&Args::schedule>(args, "schedule");
+  DefAddress<&Args::scratch>(args, "scratch");
+  DefAddress<&Args::stream>(args, "stream");
+  return args;
 }
 
 void BindCudaArgs(py::module_& module) {
-  py::class_<MokCudaScheduleArgs> schedule(module, "CudaScheduleArgs");
-  schedule.def(py::init(&MakeStruct<MokCudaScheduleArgs>))
-      .def_readwrite("topk_idx_bytes", &MokCudaScheduleArgs::topk_idx_bytes)
-      .def_readwrite("part", &MokCudaScheduleArgs::part)
-      .def("set_call", &SetScheduleCall, py::arg("topk_idx"), py::arg("topk_idx_bytes"),
-           py::arg("schedule"))
-      .def("set_queue", &SetQueue<MokCudaScheduleArgs>, py::arg("scratch"), py::arg("stream"),
-           py::arg("part"));
-  DefAddress<&MokCudaScheduleArgs::topk_idx>(schedule, "topk_idx");
-  DefAddress<&MokCudaScheduleArgs::schedule>(schedule, "schedule");
-  DefAddress<&MokCudaScheduleArgs::scratch>(schedule, "scratch");
-  DefAddress<&MokCudaScheduleArgs::stream>(schedule, "stream");
+  BindArgs<MokCudaScheduleArgs>(module, "CudaScheduleArgs")
+      .def(py::init(&ScheduleArgs), py::arg("routing"), py::arg("queue"));
 
-  py::class_<MokCudaForwardArgs> forward(module, "CudaForwardArgs");
-  forward.def(py::init(&MakeStruct<MokCudaForwardArgs>))
-      .def_readonly("layer", &MokCudaForwardArgs::layer)
-      .def_readonly("context", &MokCudaForwardArgs::context)
-      .def_readwrite("topk_idx_bytes", &MokCudaForwardArgs::topk_idx_bytes)
-      .def_readwrite("part", &MokCudaForwardArgs::part)
-      .def("set_call", &SetForwardCall, py::arg("topk_idx"), py::arg("topk_idx_bytes"),
-           py::arg("schedule"), py::arg("out"))
-      .def("set_queue", &SetQueue<MokCudaForwardArgs>, py::arg("scratch"), py::arg("stream"),
-           py::arg("part"));
-  DefAddress<&MokCudaForwardArgs::topk_idx>(forward, "topk_idx");
-  DefAddress<&MokCudaForwardArgs::schedule>(forward, "schedule");
-  DefAddress<&MokCudaForwardArgs::scratch>(forward, "scratch");
+  auto forward = BindArgs<MokCudaForwardArgs>(module, "CudaForwardArgs");
+  forward.def_readonly("layer", &MokCudaForwardArgs::layer)
+      .def_readonly("context", &MokCudaForwardArgs::context);
   DefAddress<&MokCudaForwardArgs::out>(forward, "out");
-  DefAddress<&MokCudaForwardArgs::stream>(forward, "stream");
-}
 
-void BindCudaBackward(py::module_& module) {
-  py::class_<MokCudaBackwardArgs> backward(module, "CudaBackwardArgs");
-  backward.def(py::init(&MakeStruct<MokCudaBackwardArgs>))
-      .def_readonly("layer", &MokCudaBackwardArgs::layer)
+  auto backward = BindArgs<MokCudaBackwardArgs>(module, "CudaBackwardArgs");
+  backward.def_readonly("layer", &MokCudaBackwardArgs::layer)
       .def_readonly("context", &MokCudaBackwardArgs::context)
       .def_readonly("d_routed", &MokCudaBackwardArgs::d_routed)
       .def_readonly("d_shared", &MokCudaBackwardArgs::d_shared)
-      .def_readwrite("topk_idx_bytes", &MokCudaBackwardArgs::topk_idx_bytes)
-      .def_readwrite("part", &MokCudaBackwardArgs::part)
-      .def_readwrite("kept_macrobatches", &MokCudaBackwardArgs::kept_macrobatches)
-      .def("set_call", &SetBackwardCall, py::arg("topk_idx"), py::arg("topk_idx_bytes"),
-           py::arg("schedule"), py::arg("d_out"), py::arg("kept_macrobatches"), py::arg("outputs"))
-      .def("set_queue", &SetQueue<MokCudaBackwardArgs>, py::arg("scratch"), py::arg("stream"),
-           py::arg("part"));
-  DefAddress<&MokCudaBackwardArgs::topk_idx>(backward, "topk_idx");
-  DefAddress<&MokCudaBackwardArgs::schedule>(backward, "schedule");
-  DefAddress<&MokCudaBackwardArgs::scratch>(backward, "scratch");
-  DefAddress<&MokCudaBackwardArgs::stream>(backward, "stream");
+      .def_readonly("kept_macrobatches", &MokCudaBackwardArgs::kept_macrobatches);
   DefAddress<&MokCudaBackwardArgs::d_out>(backward, "d_out");
   DefAddress<&MokCudaBackwardArgs::d_x>(backward, "d_x");
   DefAddress<&MokCudaBackwardArgs::d_topk_weight>(backward, "d_topk_weight");
   DefAddress<&MokCudaBackwardArgs::d_shared_scale>(backward, "d_shared_scale");
+
+  py::class_<CudaPass>(module, "CudaPass")
+      .def(py::init<const MokCudaLayer&, float>(), py::arg("layer"), py::arg("swiglu_limit"))
+      .def_property_readonly("layer", &CudaPass::layer)
+      .def("set_ring", &CudaPass::SetRing, py::arg("rows"), py::arg("begins"))
+      .def("forward_args", &CudaPass::ForwardArgs, py::arg("inputs"), py::arg("ring"),
+           py::arg("routing"), py::arg("out"), py::arg("queue"))
+      .def("backward_args", &CudaPass::BackwardArgs, py::arg("inputs"), py::arg("ring"),
+           py::arg("routing"), py::arg("operands"), py::arg("queue"));
 }
 
 void BindCudaErrors(py::module_& module) {
@@ -210,7 +242,6 @@ CudaWorkspaceHandle CreateCudaWorkspace(const MokCudaOptions& options,
 void BindCuda(py::module_& module) {
   BindCudaSizes(module);
   BindCudaArgs(module);
-  BindCudaBackward(module);
   BindCudaErrors(module);
   py::class_<CudaWorkspaceHandle>(module, "CudaWorkspace")
       .def(py::init(&CreateCudaWorkspace), py::arg("options"), py::arg("heap_of_rank"),
@@ -237,25 +268,30 @@ void BindCuda(py::module_& module) {
           py::arg("layer"))
       .def(
           "build_schedule",
-          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer,
-             const MokCudaScheduleArgs& args) {
+          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer, const Routing& routing,
+             const Queue& queue) {
+            const MokCudaScheduleArgs args = ScheduleArgs(routing, queue);
             RaiseIfError(mok_cuda_schedule_build(self.get(), &layer, &args));
           },
-          py::arg("layer"), py::arg("args"), "Collective.")
+          py::arg("layer"), py::arg("routing"), py::arg("queue"), "Collective.")
       .def(
           "forward",
-          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer,
-             const MokCudaForwardArgs& args) {
-            RaiseIfError(mok_cuda_forward(self.get(), &layer, &args));
+          [](const CudaWorkspaceHandle& self, const CudaPass& pass,
+             const std::array<uintptr_t, 9>& inputs, uintptr_t ring, const Routing& routing,
+             uintptr_t out, const Queue& queue) {
+            const MokCudaForwardArgs args = pass.ForwardArgs(inputs, ring, routing, out, queue);
+            RaiseIfError(mok_cuda_forward(self.get(), &pass.layer(), &args));
           },
-          py::arg("layer"), py::arg("args"), "Collective.")
+          "Collective. Arguments as of CudaPass.forward_args.")
       .def(
           "backward",
-          [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer,
-             const MokCudaBackwardArgs& args) {
-            RaiseIfError(mok_cuda_backward(self.get(), &layer, &args));
+          [](const CudaWorkspaceHandle& self, const CudaPass& pass,
+             const std::array<uintptr_t, 9>& inputs, uintptr_t ring, const Routing& routing,
+             const BackwardOperands& operands, const Queue& queue) {
+            const auto args = pass.BackwardArgs(inputs, ring, routing, operands, queue);
+            RaiseIfError(mok_cuda_backward(self.get(), &pass.layer(), &args));
           },
-          py::arg("layer"), py::arg("args"), "Collective.")
+          "Collective. Arguments as of CudaPass.backward_args.")
       .def(
           "report_error",
           [](const CudaWorkspaceHandle& self, const MokCudaErrorArgs& args) {

@@ -2,54 +2,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
-
 #include "mok_megakernel/mok.h"
 #include "mok_torch/csrc/handles.h"
+#include "mok_torch/csrc/structs.h"
 
 namespace mok {
 
 namespace py = pybind11;
 
 namespace {
-
-template <class T>
-T* Pointer(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-// Whole structs in one call each: an attribute costs a call's host time as much as a struct.
-// Addresses in the order of mok_torch.checks.LayerTensors.
-void SetLayer(MokLayer& layer, const std::array<uintptr_t, 9>& addresses, int32_t intermediate,
-              int32_t shared_intermediate, float swiglu_limit) {
-  layer.x = Pointer<const void>(addresses[0]);
-  layer.topk_weight = Pointer<const float>(addresses[1]);
-  layer.routed = {Pointer<const void>(addresses[2]), Pointer<const void>(addresses[3]),
-                  Pointer<const void>(addresses[4]), intermediate};
-  layer.shared = {Pointer<const void>(addresses[5]), Pointer<const void>(addresses[6]),
-                  Pointer<const void>(addresses[7]), shared_intermediate};
-  layer.shared_scale = Pointer<const float>(addresses[8]);
-  layer.swiglu_limit = swiglu_limit;
-}
-
-// Addresses in the order of mok_torch.passes.Ring.
-void SetContext(MokContext& context, int64_t ring_rows, const std::array<uintptr_t, 5>& addresses) {
-  context.ring_rows = ring_rows;
-  context.ring_x = Pointer<void>(addresses[0]);
-  context.ring_gate = Pointer<void>(addresses[1]);
-  context.ring_up = Pointer<void>(addresses[2]);
-  context.shared_gate = Pointer<void>(addresses[3]);
-  context.shared_up = Pointer<void>(addresses[4]);
-}
-
-void SetGrads(MokWeightGrads& grads, const std::array<uintptr_t, 3>& addresses, int32_t dtype,
-              bool accumulate) {
-  grads.gate = Pointer<void>(addresses[0]);
-  grads.up = Pointer<void>(addresses[1]);
-  grads.down = Pointer<void>(addresses[2]);
-  grads.dtype = dtype;
-  grads.accumulate = accumulate ? 1 : 0;
-}
 
 void BindTensors(py::module_& module) {
   py::class_<MokWeights> weights(module, "Weights");
@@ -86,17 +47,10 @@ void BindTensors(py::module_& module) {
       .def("set", &SetGrads, py::arg("addresses"), py::arg("dtype"), py::arg("accumulate"));
 }
 
-template <class Args>
-Args MakeArgs() {
-  Args args{};
-  args.struct_size = sizeof(args);
-  return args;
-}
-
 void BindMatmul(py::module_& module) {
   py::class_<MokMatmulArgs> matmul(module, "MatmulArgs");
   matmul.def(py::init([] {
-    auto args = MakeArgs<MokMatmulArgs>();
+    auto args = MakeStruct<MokMatmulArgs>();
     args.isa = -1;
     return args;
   }));
@@ -124,7 +78,7 @@ void BindPasses(py::module_& module) {
   BindMatmul(module);
 
   py::class_<MokForwardArgs> forward(module, "ForwardArgs");
-  forward.def(py::init(&MakeArgs<MokForwardArgs>))
+  forward.def(py::init(&MakeStruct<MokForwardArgs>))
       .def_readonly("layer", &MokForwardArgs::layer)
       .def_readonly("context", &MokForwardArgs::context)
       .def_readwrite("differentiated", &MokForwardArgs::differentiated)
@@ -132,7 +86,7 @@ void BindPasses(py::module_& module) {
   DefAddress<&MokForwardArgs::out>(forward, "out");
 
   py::class_<MokBackwardArgs> backward(module, "BackwardArgs");
-  backward.def(py::init(&MakeArgs<MokBackwardArgs>))
+  backward.def(py::init(&MakeStruct<MokBackwardArgs>))
       .def_readonly("layer", &MokBackwardArgs::layer)
       .def_readonly("context", &MokBackwardArgs::context)
       .def_readonly("d_routed", &MokBackwardArgs::d_routed)
