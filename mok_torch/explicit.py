@@ -401,19 +401,18 @@ def _new_grads(tensors, weight_grad_dtype, main_grads: MainGrads | None) -> Laye
     """Outputs of a backward; tensors: as LayerTensors.tensors(), with any leading dimensions."""
     x, router_weights, *weights, scale = tensors
     dtype = x.dtype if weight_grad_dtype is None else weight_grad_dtype
-    buffers = MainGrads() if main_grads is None else main_grads
     return LayerGrads(
         x=passes.new_output(x),
         topk_weight=passes.new_output(router_weights),
         shared_scale=None if scale is None else passes.new_output(scale),
-        routed=_weight_grads(buffers[:3], weights[:3], dtype),
-        shared=_weight_grads(buffers[3:], weights[3:], dtype),
+        routed=_weight_grads(main_grads and main_grads[:3], weights[:3], dtype),
+        shared=_weight_grads(main_grads and main_grads[3:], weights[3:], dtype),
     )
 
 
 def _weight_grads(buffers, weights, dtype: torch.dtype) -> WeightGrads:
-    """The caller's buffers to add to, or new ones to write."""
-    if any(buffer is not None for buffer in buffers):
+    """The caller's buffers to add to, if there are any, or new ones to write."""
+    if buffers is not None and any(buffer is not None for buffer in buffers):
         return WeightGrads(*buffers, accumulate=True)
     with torch._C.DisableTorchFunctionSubclass():  # plain tensors, whatever the weights are
         return WeightGrads(*[w if w is None else passes.new_gradient(w, dtype) for w in weights])
