@@ -114,6 +114,14 @@ StatusOr<PFN_cuTensorMapEncodeTiled_v12000> TensorMapEncoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
 }
 
+// Makes a context current in a thread that has called nothing of CUDA's runtime yet, which would
+// have done so: the driver's own functions do not.
+Status EnterContext() {
+  int device = 0;
+  MOK_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device), "cudaGetDevice"));
+  return FromCuda(cudaSetDevice(device), "cudaSetDevice");
+}
+
 CUtensorMapDataType DataType(int element_bytes) {
   return element_bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
          : element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -252,11 +260,18 @@ StatusOr<TensorMap> EncodeTensorMap(const TensorMapSpec& spec) {
   for (int i = 0; i < spec.rank; ++i) dimensions[i] = spec.dimensions[i];
   for (int i = 0; i + 1 < spec.rank; ++i) strides[i] = spec.strides[i];
   TensorMap map;
-  const CUresult result =
-      encoder.value()(reinterpret_cast<CUtensorMap*>(&map), DataType(spec.element_bytes),
-                      static_cast<cuuint32_t>(spec.rank), spec.base, dimensions, strides, spec.box,
-                      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, SwizzleMode(spec.swizzle),
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto encode = [&] {
+    return encoder.value()(reinterpret_cast<CUtensorMap*>(&map), DataType(spec.element_bytes),
+                           static_cast<cuuint32_t>(spec.rank), spec.base, dimensions, strides,
+                           spec.box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           SwizzleMode(spec.swizzle), CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = encode();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    MOK_RETURN_IF_ERROR(EnterContext());
+    result = encode();
+  }
   if (result != CUDA_SUCCESS) {
     return InvalidArgumentError("cuTensorMapEncodeTiled: error ", static_cast<int>(result));
   }

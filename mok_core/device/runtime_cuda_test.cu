@@ -3,6 +3,8 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "mok_core/device/runtime.h"
 
 namespace mok::runtime {
@@ -26,6 +28,24 @@ TEST(RuntimeCudaTest, ErrorsDoNotStayInTheRuntime) {
   EXPECT_EQ(cudaPeekAtLastError(), before) << "CopyToHost";
   EXPECT_FALSE(LaunchKernelAddress(memory, {}, memory, sizeof memory).ok());
   EXPECT_EQ(cudaPeekAtLastError(), before) << "LaunchKernelAddress";
+}
+
+// A thread may encode maps before it calls anything that makes a context current, as autograd's
+// threads do.
+TEST(RuntimeCudaTest, AThreadsFirstCallMayEncodeAMap) {
+  const int devices = DeviceCount().value();
+  void* const memory = devices > 0 ? AllocateDevice(0, 4096, "memory").value() : nullptr;
+  alignas(4096) static char host_memory[4096];
+  TensorMapSpec spec{};
+  spec.base = devices > 0 ? memory : host_memory;
+  spec.element_bytes = 2;
+  spec.rank = 2;
+  spec.dimensions[0] = spec.dimensions[1] = 32;
+  spec.strides[0] = 64;
+  spec.box[0] = spec.box[1] = 8;
+  bool encoded = false;
+  std::thread([&] { encoded = EncodeTensorMap(spec).ok(); }).join();
+  EXPECT_EQ(encoded, devices > 0);
 }
 
 }  // namespace

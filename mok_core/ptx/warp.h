@@ -11,6 +11,14 @@ MOK_DEVICE T Shuffle(T value, int source_lane, uint32_t mask = 0xFFFFFFFFu) {
   return __shfl_sync(mask, value, source_lane);
 }
 
+// A value that all lanes have: lane 0's, of which the compiler then knows that it is the same in
+// all. Where it branches on such a value it keeps no code for warps that have diverged behind the
+// branch, which is half of an epilogue that exchanges values between lanes, and fewer registers.
+template <class T>
+MOK_DEVICE T Uniform(T value) {
+  return static_cast<T>(Shuffle(static_cast<int32_t>(value), 0));
+}
+
 // PTX ISA 8.8 section 9.7.9, shfl.sync.bfly.
 template <class T>
 MOK_DEVICE T ShuffleXor(T value, int lane_mask, uint32_t mask = 0xFFFFFFFFu) {

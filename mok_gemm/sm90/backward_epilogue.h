@@ -223,7 +223,8 @@ template <class Config, int kN>
 MOK_DEVICE void EpilogueInputGrad(const BackwardTask& task, const RowOwners& routes,
                                   const OwnersOfRows& owners, const float (&accumulator)[kN / 2]) {
   const InputGradEpilogue& epilogue = task.input_grad;
-  const StoredRows rows = RowsOfMatrix(epilogue.d_x, epilogue.stride);
+  const int row = gemm_internal::StorePlace(ThreadIndexReadHere()).row;
+  const StoredRows rows = RowsOfMatrix(epilogue.d_x, epilogue.stride, row);
   gemm_internal::StoreRounded<Config, kN, false>(
       task.product, owners.Place(rows, routes, epilogue.own_rows, epilogue.stride), accumulator);
 }
@@ -235,20 +236,21 @@ MOK_DEVICE void EpilogueWeightGrad(const BackwardTask& task, float (&accumulator
   using namespace gemm_internal;
   constexpr BackwardBug kBug = Config::kBackwardBug;
   const WeightGradEpilogue& epilogue = task.weight_grad;
-  if (epilogue.carry_out && kBug != BackwardBug::kCarryStoredToOutput) {
+  if (Uniform(epilogue.carry_out) && kBug != BackwardBug::kCarryStoredToOutput) {
     StoreCarry<Config>(epilogue.carry, accumulator);
     return;
   }
-  const bool adds = epilogue.accumulate && kBug != BackwardBug::kAddsNothing;
+  const bool adds = Uniform(epilogue.accumulate) && kBug != BackwardBug::kAddsNothing;
   const int64_t stride = epilogue.out_stride;
-  if (epilogue.out_dtype == DType::kFp32) {
+  if (Uniform(epilogue.out_dtype) == DType::kFp32) {
     auto* out = static_cast<float*>(epilogue.out);
     if (adds) AddFloats<Config, kN>(task.product, out, stride, accumulator);
     StoreFloats<Config, kN>(task.product, out, stride, accumulator);
   } else {
     auto* out = static_cast<BFloat16*>(epilogue.out);
     if (adds) AddRounded<Config, kN>(task.product, out, stride, accumulator);
-    StoreRounded<Config, kN, true>(task.product, RowsOfMatrix(out, stride), accumulator);
+    const int row = StorePlace(ThreadIndexReadHere()).row;
+    StoreRounded<Config, kN, true>(task.product, RowsOfMatrix(out, stride, row), accumulator);
   }
 }
 

@@ -145,15 +145,21 @@ class BackwardConsumer : public GemmConsumer<Config> {
   template <class Waiter>
   MOK_DEVICE void Run(const BackwardTask& task, const RowOwners& routes, const Waiter& wait,
                       Accumulator& accumulator) {
-    const ProductTile& tile = task.product;
-    if (tile.rows <= this->warpgroup_ * Config::kWarpgroupM) {
+    const TileHead head(task.product);
+    const BackwardGemm kind = Uniform(task.kind);
+    if (head.rows <= this->warpgroup_ * Config::kWarpgroupM) {
       this->SkipStages(NumStages(task), wait);
-      return;
-    }
-    if (tile.b_halves == 1) {
-      RunColumns<Config::kHalfN>(task, routes, wait, this->FirstHalf(accumulator));
+    } else if (kind == BackwardGemm::kWeightGrad) {
+      if (head.b_halves == 1) {
+        RunWeightGrad<Config::kHalfN>(task, head.stages, wait, this->FirstHalf(accumulator));
+      } else {
+        RunWeightGrad<Config::kTileN>(task, head.stages, wait, accumulator);
+      }
+    } else if (head.b_halves == 1) {
+      RunColumns<Config::kHalfN>(task, kind, head.stages, routes, wait,
+                                 this->FirstHalf(accumulator));
     } else {
-      RunColumns<Config::kTileN>(task, routes, wait, accumulator);
+      RunColumns<Config::kTileN>(task, kind, head.stages, routes, wait, accumulator);
     }
   }
 
@@ -161,16 +167,16 @@ class BackwardConsumer : public GemmConsumer<Config> {
   // otherwise.
   template <class Waiter>
   MOK_DEVICE bool Products(const ProductTile& tile, const Waiter& wait, Accumulator& accumulator) {
-    const int stages = tile.num_ranges * tile.k_blocks;
-    if (tile.rows <= this->warpgroup_ * Config::kWarpgroupM) {
-      this->SkipStages(stages, wait);
+    const TileHead head(tile);
+    if (head.rows <= this->warpgroup_ * Config::kWarpgroupM) {
+      this->SkipStages(head.stages, wait);
       return false;
     }
-    if (tile.b_halves == 1) {
-      this->template Accumulate<Config::kHalfN, RowOperands>(stages, wait,
+    if (head.b_halves == 1) {
+      this->template Accumulate<Config::kHalfN, RowOperands>(head.stages, wait,
                                                              this->FirstHalf(accumulator));
     } else {
-      this->template Accumulate<Config::kTileN, RowOperands>(stages, wait, accumulator);
+      this->template Accumulate<Config::kTileN, RowOperands>(head.stages, wait, accumulator);
     }
     return true;
   }
@@ -202,6 +208,15 @@ class BackwardConsumer : public GemmConsumer<Config> {
     }
   };
 
+  // What branches depend on, read at once, so that latencies overlap.
+  struct TileHead {
+    int rows, b_halves, stages;  // stages: of products
+    explicit MOK_DEVICE TileHead(const ProductTile& tile)
+        : rows(Uniform(tile.rows)),
+          b_halves(Uniform(tile.b_halves)),
+          stages(Uniform(tile.num_ranges * tile.k_blocks)) {}
+  };
+
   static MOK_DEVICE int NumStages(const BackwardTask& task) {
     const ProductTile& tile = task.product;
     const bool has_activations =
@@ -211,23 +226,20 @@ class BackwardConsumer : public GemmConsumer<Config> {
   }
 
   template <int kN, class Waiter>
-  MOK_DEVICE void RunColumns(const BackwardTask& task, const RowOwners& routes, const Waiter& wait,
+  MOK_DEVICE void RunColumns(const BackwardTask& task, BackwardGemm kind, int stages,
+                             const RowOwners& routes, const Waiter& wait,
                              float (&accumulator)[kN / 2]) {
-    if (task.kind == BackwardGemm::kWeightGrad) {
-      RunWeightGrad<kN>(task, wait, accumulator);
-      return;
-    }
-    const bool is_down_grad = task.kind == BackwardGemm::kDownGrad;
+    const bool is_down_grad = kind == BackwardGemm::kDownGrad;
     // The main loop hides the loads of what epilogues need of rows.
     RowWeights rows = {};
     OwnersOfRows owners;
     if (is_down_grad) {
       rows = WeightsOfRows(task);
     } else {
-      owners = OwnersOfRows(routes, task.input_grad.own_rows);
+      const int row = gemm_internal::StorePlace(ThreadIndexReadHere()).row;
+      owners = OwnersOfRows(routes, task.input_grad.own_rows, row);
     }
-    this->template Accumulate<kN, RowOperands>(task.product.num_ranges * task.product.k_blocks,
-                                               wait, accumulator);
+    this->template Accumulate<kN, RowOperands>(stages, wait, accumulator);
     if (is_down_grad) {
       EpilogueDownGrad(task, rows, wait, accumulator);
     } else {
@@ -236,17 +248,17 @@ class BackwardConsumer : public GemmConsumer<Config> {
   }
 
   template <int kN, class Waiter>
-  MOK_DEVICE void RunWeightGrad(const BackwardTask& task, const Waiter& wait,
+  MOK_DEVICE void RunWeightGrad(const BackwardTask& task, int stages, const Waiter& wait,
                                 float (&accumulator)[kN / 2]) {
     const ProductTile& tile = task.product;
     const WeightGradEpilogue& epilogue = task.weight_grad;
-    if (tile.k_blocks == 0) {
+    if (stages == 0) {
       EpilogueNoRows<Config>(task);
       return;
     }
-    const bool continues = epilogue.carry_in && kBug != BackwardBug::kCarryIgnored;
+    const bool continues = Uniform(epilogue.carry_in) && kBug != BackwardBug::kCarryIgnored;
     gemm_internal::LoadCarryIf<Config>(continues, epilogue.carry, accumulator);
-    this->template Accumulate<kN, ColumnOperands>(tile.k_blocks, wait, accumulator,
+    this->template Accumulate<kN, ColumnOperands>(stages, wait, accumulator,
                                                   WeightGradStart{*this, tile, continues});
     EpilogueWeightGrad<Config, kN>(task, accumulator);
   }
@@ -436,7 +448,7 @@ class BackwardConsumer : public GemmConsumer<Config> {
   MOK_DEVICE void EpilogueDownGrad(const BackwardTask& task, const RowWeights& rows,
                                    const Waiter& wait, float (&accumulator)[kRegisters]) {
     const float limit = task.down_grad.swiglu_limit;
-    const int groups = gemm_internal::ActivationStages(task.product.columns);
+    const int groups = gemm_internal::ActivationStages(Uniform(task.product.columns));
     float partial[2] = {0, 0};
     MOK_NO_UNROLL
     for (int group = 0; group < groups; ++group, this->pipeline_.Advance()) {

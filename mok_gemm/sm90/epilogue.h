@@ -91,9 +91,13 @@ struct StoredRows {
   BFloat16* row[2];
 };
 
-// In a matrix; out: the tile's first element.
-MOK_DEVICE StoredRows RowsOfMatrix(BFloat16* out, int64_t stride) {
-  BFloat16* const first = out + gemm_internal::StorePlace(ThreadIndexReadHere()).row * stride;
+// The first of them in the tile. (A thread that asks for its index where it needs it, in
+// ThreadIndexReadHere, keeps no register for it: the backward has none to spare.)
+MOK_DEVICE int StoredRow() { return gemm_internal::StorePlace().row; }
+
+// In a matrix. out: the tile's first element; row: StoredRow().
+MOK_DEVICE StoredRows RowsOfMatrix(BFloat16* out, int64_t stride, int row) {
+  BFloat16* const first = out + row * stride;
   return {{first, first + 8 * stride}};
 }
 
@@ -102,9 +106,9 @@ MOK_DEVICE StoredRows RowsOfMatrix(BFloat16* out, int64_t stride) {
 class OwnersOfRows {
  public:
   MOK_DEVICE OwnersOfRows() {}
-  MOK_DEVICE OwnersOfRows(const RowOwners& owners, const OwnRows& own_rows) {
+  MOK_DEVICE OwnersOfRows(const RowOwners& owners, const OwnRows& own_rows, int row) {
     if (own_rows.table_row < 0) return;
-    const int32_t first = own_rows.table_row + gemm_internal::StorePlace(ThreadIndexReadHere()).row;
+    const int32_t first = own_rows.table_row + row;
     MOK_UNROLL
     for (int half = 0; half < 2; ++half) {
       owner_[half] = LoadNonCoherent(owners.owner + first + 8 * half);
@@ -166,7 +170,7 @@ MOK_DEVICE void EpilogueStore(const GemmTask& task, const StoredRows& rows,
 template <class Config>
 MOK_DEVICE void EpilogueStore(const GemmTask& task,
                               const float (&accumulator)[Config::kAccumulators]) {
-  EpilogueStore<Config>(task, RowsOfMatrix(task.out, task.out_stride), accumulator);
+  EpilogueStore<Config>(task, RowsOfMatrix(task.out, task.out_stride, StoredRow()), accumulator);
 }
 
 // g and u, rounded to bf16, and h = silu(g) * u from the rounded values.

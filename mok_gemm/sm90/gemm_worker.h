@@ -103,7 +103,7 @@ class GemmConsumer {
 
   explicit MOK_DEVICE GemmConsumer(GemmStages<Config>& stages, GemmBarriers<Config>& barriers)
       : pipeline_(barriers),
-        warpgroup_(static_cast<int>(ThreadIndex().x) / 128),
+        warpgroup_(Uniform(static_cast<int>(ThreadIndex().x) / 128)),
         descriptor_a_(kDescriptor |
                       DescriptorAddress(SharedAddress(stages.a[0]) + RowOffset(warpgroup_))),
         descriptor_b_(kDescriptor | DescriptorAddress(SharedAddress(stages.b[0]))) {}
@@ -113,15 +113,18 @@ class GemmConsumer {
   // the last stage to the caller, who has to release it.
   template <bool kKeepsLast = false, class Waiter>
   MOK_DEVICE bool MainLoop(const GemmTask& task, const Waiter& wait, Accumulator& accumulator) {
-    if (task.rows <= warpgroup_ * Config::kWarpgroupM) {
-      if (Config::kBug != GemmBug::kIdleWarpgroupSkips) SkipStages(task.k_blocks, wait);
+    // What branches depend on is read at once, so that latencies overlap.
+    const int rows = Uniform(task.rows), halves = Uniform(task.b_halves);
+    const int k_blocks = Uniform(task.k_blocks);
+    if (rows <= warpgroup_ * Config::kWarpgroupM) {
+      if (Config::kBug != GemmBug::kIdleWarpgroupSkips) SkipStages(k_blocks, wait);
       return false;
     }
-    if (task.b_halves == 1 && Config::kBug != GemmBug::kNarrowTileMultipliesAll) {
-      Accumulate<Config::kHalfN, KMajorOperands, kKeepsLast>(task.k_blocks, wait,
+    if (halves == 1 && Config::kBug != GemmBug::kNarrowTileMultipliesAll) {
+      Accumulate<Config::kHalfN, KMajorOperands, kKeepsLast>(k_blocks, wait,
                                                              FirstHalf(accumulator));
     } else {
-      Accumulate<Config::kTileN, KMajorOperands, kKeepsLast>(task.k_blocks, wait, accumulator);
+      Accumulate<Config::kTileN, KMajorOperands, kKeepsLast>(k_blocks, wait, accumulator);
     }
     return true;
   }

@@ -16,7 +16,7 @@ constexpr auto& kKernelWithBug = BackwardKernel<ConfigWithBug<kBug>>;
 }  // namespace
 
 PassKernelInfo BackwardKernelWithBug(int bug) {
-  return SmallBackwardKernelInfo<ConfigWithBug<0>>(
+  return KernelInfoOf<ConfigWithBug<0>>(
       MOK_KERNEL_TABLE(kKernelWithBug, static_cast<int>(PassBug::kCount), bug));
 }
 

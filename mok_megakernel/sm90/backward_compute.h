@@ -69,7 +69,7 @@ MOK_DEVICE void ProducerRole(const BackwardParams& p, PassStorage<Config>& s) {
   DeviceWait wait = WaitOf(p, PassRole::kProducer);
   PassQueue<Config> queue(s.queue);
   GemmPipeline<Gemm> pipeline(s.barriers);
-  PassTracer tracer(p.trace);
+  PassTracer<Config> tracer(p.trace);
   for (;; queue.Pop()) {
     const BackwardWork& work = queue.Front(wait);
     if (work.kind == Kind::kEnd) break;
@@ -98,20 +98,18 @@ MOK_DEVICE void ConsumerRole(const BackwardParams& p, PassStorage<Config>& s) {
   PassQueue<Config> queue(s.queue);
   BackwardConsumer<Gemm> consumer(s.stages, s.barriers);
   typename BackwardConsumer<Gemm>::Accumulator accumulator;
-  ConsumerTrace trace(p.trace);
+  ConsumerTrace<Config> trace(p.trace);
   const RowOwners routes = RowOwnersOf(p.exchange.reverse_dispatch);
   for (;;) {
     const BackwardWork& work = queue.Front(wait);
-    if (work.kind == Kind::kEnd || work.kind == Kind::kReduce || work.kind == Kind::kFusedReduce) {
-      break;
-    }
+    const Kind kind = Uniform(work.kind);
+    if (kind == Kind::kEnd || kind == Kind::kReduce || kind == Kind::kFusedReduce) break;
     wait.SetTask(work.task_kind, work.task);
     trace.Record(work, TracePhase::kWait);
     if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
-    if (work.kind == Kind::kProduct) {
+    if (kind == Kind::kProduct) {
       consumer.Run(work.product, routes, wait, accumulator);
-    } else if (work.kind == Kind::kRecompute &&
-               consumer.MainLoop(work.recompute, wait, accumulator)) {
+    } else if (kind == Kind::kRecompute && consumer.MainLoop(work.recompute, wait, accumulator)) {
       EpilogueSwiGlu<Gemm>(work.recompute, accumulator);
     }
     trace.Record(work, TracePhase::kWork);

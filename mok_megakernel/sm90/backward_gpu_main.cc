@@ -13,7 +13,8 @@
 // model, traffic: the layers of testing/model_layer.h on one GPU (1 rank), on two and on all,
 //          sampled tokens against float64 (not with --quick), repeats bit for bit, time per pass.
 //          --virtual: also 2 and 8 virtual ranks on one GPU. --ranks=n: on n GPUs only. --times:
-//          no checks at all. --trace: what consumers of rank 0 did. --pause_ms: before each
+//          no checks at all. --trace: what consumers of rank 0 did, all times those of the kernel
+//          that traces. --pause_ms: before each
 //          measurement; a GPU that has drawn its power limit for most of a second is slowed down.
 // The exit status is 1 if any check fails.
 #include <algorithm>
@@ -50,7 +51,8 @@ struct Step {
   Step(const LayerData& data, const DeviceLayerOptions& options,
        const DeviceBackwardOptions& backward_options)
       : layer(data, options, ForwardKernelOf),
-        backward(layer, backward_options, BackwardKernelOf) {}
+        backward(layer, backward_options,
+                 backward_options.trace_capacity > 0 ? TracedBackwardKernelOf : BackwardKernelOf) {}
 
   // Everything poisoned before each pass.
   Status Run() {

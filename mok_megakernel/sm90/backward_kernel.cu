@@ -1,17 +1,15 @@
 // The backward kernel as it ships.
 #include "mok_megakernel/sm90/backward_kernel.h"
-
 #include "mok_megakernel/sm90/backward_launch.h"
+#include "mok_megakernel/sm90/pass_kernel_info.h"
 
 namespace mok {
 namespace {
 
 template <ColumnOrder kOrder>
 PassKernelInfo KernelInfo() {
-  using Gemm = DefaultSm90GemmConfig<kOrder>;
-  using Config = Sm90BackwardConfig<Gemm>;
-  return {reinterpret_cast<const void*>(&BackwardKernel<Config>), sizeof(PassStorage<Config>),
-          Gemm::kTileN, Config::kChunkBytes, PassStorage<Config>::kDedicatedChunkBytes};
+  using Config = Sm90BackwardConfig<DefaultSm90GemmConfig<kOrder>>;
+  return KernelInfoOf<Config>(reinterpret_cast<const void*>(&BackwardKernel<Config>));
 }
 
 }  // namespace

@@ -11,8 +11,11 @@
 namespace mok {
 
 template <class GemmConfig, PassBug kBug = PassBug::kNone,
-          ExchangeBug kExchangeBug = ExchangeBug::kNone>
-using Sm90BackwardConfig = Sm90PassConfig<GemmConfig, BackwardWork, kBug, kExchangeBug>;
+          ExchangeBug kExchangeBug = ExchangeBug::kNone, bool kTraces = false>
+using Sm90BackwardConfig = Sm90PassConfig<GemmConfig, BackwardWork, kBug, kExchangeBug, kTraces>;
+template <class GemmConfig>
+using TracedBackwardConfig =
+    Sm90BackwardConfig<GemmConfig, PassBug::kNone, ExchangeBug::kNone, true>;
 
 MOK_DEVICE void PrefetchTensorMaps(const BackwardParams& p) {
   if (p.schedule.num_local_experts == 0) return;

@@ -119,6 +119,8 @@ struct BackwardArguments {
 
 // The production kernel. config.order of the forward, whose GateUp it repeats.
 PassKernelInfo BackwardKernelOf(ColumnOrder order);
+// The one that fills BackwardParams::trace.
+PassKernelInfo TracedBackwardKernelOf(ColumnOrder order);
 
 // Checks what the host can check (errors name the field, what was expected and what was given),
 // encodes the tensor maps and fills the parameters. mode is kWhole. shape, config: the forward's.

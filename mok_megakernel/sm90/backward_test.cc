@@ -276,7 +276,7 @@ TEST(BackwardTest, Trace) {
   StartCase({0, 0.1});
   DeviceLayer layer(data, TwoBlocks().layer, SmallForwardKernel);
   DeviceBackward backward(layer, {.kept_macrobatches = 0, .trace_capacity = 200},
-                          SmallBackwardKernel);
+                          SmallTracedBackwardKernel);
   ASSERT_EQ(layer.LaunchAll(), OkStatus());
   ASSERT_EQ(backward.LaunchAll(), OkStatus());
   RunQueued();

@@ -4,16 +4,11 @@
 
 #include "mok_megakernel/sm90/backward_kernel.h"
 #include "mok_megakernel/sm90/backward_launch.h"
+#include "mok_megakernel/sm90/pass_kernel_info.h"
 
 namespace mok::testing {
 
 template <ColumnOrder kOrder>
 using SmallBackwardGemm = Sm90GemmConfig<256, 2, 2, kOrder>;
-
-template <class Config>
-PassKernelInfo SmallBackwardKernelInfo(const void* address) {
-  return {address, sizeof(PassStorage<Config>), Config::Gemm::kTileN, Config::kChunkBytes,
-          PassStorage<Config>::kDedicatedChunkBytes};
-}
 
 }  // namespace mok::testing

@@ -5,17 +5,23 @@
 namespace mok::testing {
 namespace {
 
-template <ColumnOrder kOrder>
+template <class Config>
 PassKernelInfo KernelInfo() {
-  using Config = Sm90BackwardConfig<SmallBackwardGemm<kOrder>>;
-  return SmallBackwardKernelInfo<Config>(reinterpret_cast<const void*>(&BackwardKernel<Config>));
+  return KernelInfoOf<Config>(reinterpret_cast<const void*>(&BackwardKernel<Config>));
 }
 
 }  // namespace
 
 PassKernelInfo SmallBackwardKernel(ColumnOrder order) {
-  return order == ColumnOrder::kPermuted ? KernelInfo<ColumnOrder::kPermuted>()
-                                         : KernelInfo<ColumnOrder::kNatural>();
+  return order == ColumnOrder::kPermuted
+             ? KernelInfo<Sm90BackwardConfig<SmallBackwardGemm<ColumnOrder::kPermuted>>>()
+             : KernelInfo<Sm90BackwardConfig<SmallBackwardGemm<ColumnOrder::kNatural>>>();
+}
+
+PassKernelInfo SmallTracedBackwardKernel(ColumnOrder order) {
+  return order == ColumnOrder::kPermuted
+             ? KernelInfo<TracedBackwardConfig<SmallBackwardGemm<ColumnOrder::kPermuted>>>()
+             : KernelInfo<TracedBackwardConfig<SmallBackwardGemm<ColumnOrder::kNatural>>>();
 }
 
 }  // namespace mok::testing

@@ -5,8 +5,9 @@
 
 namespace mok::testing {
 
-// The correct kernel.
+// The correct kernel, and the one that traces.
 PassKernelInfo SmallBackwardKernel(ColumnOrder order);
+PassKernelInfo SmallTracedBackwardKernel(ColumnOrder order);
 
 // The kernel with a planted mistake and natural order. bug: PassBug.
 PassKernelInfo BackwardKernelWithBug(int bug);

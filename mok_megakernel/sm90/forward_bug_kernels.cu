@@ -17,7 +17,7 @@ constexpr auto& kKernelWithBug = ForwardKernel<ConfigWithBug<kBug>>;
 }  // namespace
 
 ForwardKernelInfo ForwardKernelWithBug(int bug) {
-  return SmallKernelInfo<ConfigWithBug<0>>(
+  return KernelInfoOf<ConfigWithBug<0>>(
       MOK_KERNEL_TABLE(kKernelWithBug, static_cast<int>(PassBug::kCount), bug));
 }
 

@@ -33,7 +33,7 @@ MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
   DeviceWait wait = WaitOf(p, PassRole::kProducer);
   PassQueue<Config> queue(s.queue);
   GemmPipeline<Gemm> pipeline(s.barriers);
-  PassTracer tracer(p.trace);
+  PassTracer<Config> tracer(p.trace);
   for (;; queue.Pop()) {
     const ForwardWork& work = queue.Front(wait);
     if (work.kind == ForwardWork::Kind::kEnd) break;
@@ -59,19 +59,19 @@ MOK_DEVICE void ProducerRole(const ForwardParams& p, PassStorage<Config>& s) {
 template <class Config>
 MOK_DEVICE void MultiplyTile(const ForwardParams& p, const ForwardWork& work,
                              GemmConsumer<typename Config::Gemm>& consumer, const DeviceWait& wait,
-                             ConsumerTrace& trace) {
+                             ConsumerTrace<Config>& trace) {
   using Gemm = typename Config::Gemm;
   typename GemmConsumer<Gemm>::Accumulator accumulator;
   const RowOwners routes = RowOwnersOf(p.exchange.combine);
-  const OwnersOfRows owners(routes, work.own_rows);
+  const OwnersOfRows owners(routes, work.own_rows, StoredRow());
   const bool has_rows = consumer.MainLoop(work.gemm, wait, accumulator);
   trace.Record(work, TracePhase::kWork);
   if (!has_rows) return;
-  if (work.kind == ForwardWork::Kind::kSwiGluGemm) {
+  if (Uniform(work.kind) == ForwardWork::Kind::kSwiGluGemm) {
     EpilogueSwiGlu<Gemm>(work.gemm, accumulator);
   } else {
     const int64_t stride = work.gemm.out_stride;
-    const StoredRows rows = RowsOfMatrix(work.gemm.out, stride);
+    const StoredRows rows = RowsOfMatrix(work.gemm.out, stride, StoredRow());
     EpilogueStore<Gemm>(work.gemm, owners.Place(rows, routes, work.own_rows, stride), accumulator);
   }
 }
@@ -84,10 +84,11 @@ MOK_DEVICE void ConsumerRole(const ForwardParams& p, PassStorage<Config>& s) {
   DeviceWait wait = WaitOf(p, PassRole::kConsumer);
   PassQueue<Config> queue(s.queue);
   GemmConsumer<Gemm> consumer(s.stages, s.barriers);
-  ConsumerTrace trace(p.trace);
+  ConsumerTrace<Config> trace(p.trace);
   for (;;) {
     const ForwardWork& work = queue.Front(wait);
-    if (work.kind != Kind::kGemm && work.kind != Kind::kSwiGluGemm) break;
+    const Kind kind = Uniform(work.kind);
+    if (kind != Kind::kGemm && kind != Kind::kSwiGluGemm) break;
     wait.SetTask(work.task_kind, work.task);
     trace.Record(work, TracePhase::kWait);
     if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();

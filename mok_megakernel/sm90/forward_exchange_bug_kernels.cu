@@ -18,7 +18,7 @@ constexpr auto& kKernelWithExchangeBug = ForwardKernel<ConfigWithExchangeBug<kBu
 }  // namespace
 
 ForwardKernelInfo ForwardKernelWithExchangeBug(int bug) {
-  return SmallKernelInfo<ConfigWithExchangeBug<0>>(
+  return KernelInfoOf<ConfigWithExchangeBug<0>>(
       MOK_KERNEL_TABLE(kKernelWithExchangeBug, static_cast<int>(ExchangeBug::kCount), bug));
 }
 

@@ -15,7 +15,7 @@
 //          with these choices of the configuration, any number of times; bits have to be equal.
 //          --quick: no float64.
 //          --trace: what consumers of rank 0 did in one pass; --trace=path: its raw trace as well
-//          (last layer and configuration).
+//          (last layer and configuration). All times are then those of the kernel that traces.
 // The exit status is 1 if any check fails.
 #include <algorithm>
 #include <chrono>
@@ -219,7 +219,8 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
     DeviceLayerOptions options = flags.options;
     options.own_devices = own_devices;
     MOK_CHECK(SetOptions(config, options)) << config;
-    DeviceLayer layer(data, options, ForwardKernelOf);
+    const bool traces = options.trace_capacity > 0;
+    DeviceLayer layer(data, options, traces ? TracedForwardKernelOf : ForwardKernelOf);
     std::printf("     %s %s: %s\n", name.c_str(), config.c_str(),
                 layer.config(0).ToString().c_str());
     for (int repeat = 0; repeat < kPoisonedRepeats; ++repeat) {
@@ -233,7 +234,7 @@ void RunLarge(const LayerSpec& spec, bool own_devices, const std::string& name,
       if (!(out == expected)) g_check(false, name, StrCat(config, ": differs in bits"));
     }
     PassTimer timer(LanesOf(layer, own_devices));
-    if (options.trace_capacity > 0) Trace(layer, timer, options, flags.trace);
+    if (traces) Trace(layer, timer, options, flags.trace);
     PrintTimes(layer, timer, data, flags.passes);
   }
 }

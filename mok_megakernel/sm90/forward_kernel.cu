@@ -1,17 +1,15 @@
 // The forward kernel as it ships.
 #include "mok_megakernel/sm90/forward_kernel.h"
-
 #include "mok_megakernel/sm90/forward_launch.h"
+#include "mok_megakernel/sm90/pass_kernel_info.h"
 
 namespace mok {
 namespace {
 
 template <ColumnOrder kOrder>
 ForwardKernelInfo KernelInfo() {
-  using Gemm = DefaultSm90GemmConfig<kOrder>;
-  using Config = Sm90ForwardConfig<Gemm>;
-  return {reinterpret_cast<const void*>(&ForwardKernel<Config>), sizeof(PassStorage<Config>),
-          Gemm::kTileN, Config::kChunkBytes, PassStorage<Config>::kDedicatedChunkBytes};
+  using Config = Sm90ForwardConfig<DefaultSm90GemmConfig<kOrder>>;
+  return KernelInfoOf<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
 }
 
 }  // namespace

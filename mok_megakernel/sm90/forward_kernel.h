@@ -11,8 +11,10 @@
 namespace mok {
 
 template <class GemmConfig, PassBug kBug = PassBug::kNone,
-          ExchangeBug kExchangeBug = ExchangeBug::kNone>
-using Sm90ForwardConfig = Sm90PassConfig<GemmConfig, ForwardWork, kBug, kExchangeBug>;
+          ExchangeBug kExchangeBug = ExchangeBug::kNone, bool kTraces = false>
+using Sm90ForwardConfig = Sm90PassConfig<GemmConfig, ForwardWork, kBug, kExchangeBug, kTraces>;
+template <class GemmConfig>
+using TracedForwardConfig = Sm90ForwardConfig<GemmConfig, PassBug::kNone, ExchangeBug::kNone, true>;
 
 MOK_DEVICE void PrefetchTensorMaps(const ForwardParams& p) {
   if (p.schedule.num_local_experts == 0) return;

@@ -82,6 +82,8 @@ using ForwardLaunch = PassLaunch;
 
 // The production kernel.
 ForwardKernelInfo ForwardKernelOf(ColumnOrder order);
+// The one that fills ForwardParams::trace.
+ForwardKernelInfo TracedForwardKernelOf(ColumnOrder order);
 
 // Checks what the host can check (errors name the field, what was expected and what was given),
 // encodes the tensor maps and fills the parameters. mode is kWhole.

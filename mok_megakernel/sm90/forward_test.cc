@@ -224,7 +224,9 @@ TEST(ForwardTest, ATraceHoldsEveryTask) {
   StartCase({1, 0.1});
   DeviceLayerOptions options = LayerOnTwoBlocks();
   options.trace_capacity = 512;
-  DeviceLayer layer(data, options, SmallForwardKernel);
+  DeviceLayer untraced(data, options, SmallForwardKernel);
+  EXPECT_EQ(untraced.LaunchAll().message(), "trace: expected none, the kernel does not fill it");
+  DeviceLayer layer(data, options, SmallTracedForwardKernel);
   layer.Poison();
   ASSERT_EQ(layer.LaunchAll(), OkStatus());
   RunQueued();

@@ -3,16 +3,11 @@
 
 #include "mok_megakernel/sm90/forward_kernel.h"
 #include "mok_megakernel/sm90/forward_launch.h"
+#include "mok_megakernel/sm90/pass_kernel_info.h"
 
 namespace mok::testing {
 
 template <ColumnOrder kOrder>
 using SmallGemm = Sm90GemmConfig<64, 3, 2, kOrder>;
-
-template <class Config>
-ForwardKernelInfo SmallKernelInfo(const void* address) {
-  return {address, sizeof(PassStorage<Config>), Config::Gemm::kTileN, Config::kChunkBytes,
-          PassStorage<Config>::kDedicatedChunkBytes};
-}
 
 }  // namespace mok::testing

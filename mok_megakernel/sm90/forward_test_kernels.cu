@@ -5,17 +5,23 @@
 namespace mok::testing {
 namespace {
 
-template <ColumnOrder kOrder>
+template <class Config>
 ForwardKernelInfo KernelInfo() {
-  using Config = Sm90ForwardConfig<SmallGemm<kOrder>>;
-  return SmallKernelInfo<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
+  return KernelInfoOf<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
 }
 
 }  // namespace
 
 ForwardKernelInfo SmallForwardKernel(ColumnOrder order) {
-  return order == ColumnOrder::kPermuted ? KernelInfo<ColumnOrder::kPermuted>()
-                                         : KernelInfo<ColumnOrder::kNatural>();
+  return order == ColumnOrder::kPermuted
+             ? KernelInfo<Sm90ForwardConfig<SmallGemm<ColumnOrder::kPermuted>>>()
+             : KernelInfo<Sm90ForwardConfig<SmallGemm<ColumnOrder::kNatural>>>();
+}
+
+ForwardKernelInfo SmallTracedForwardKernel(ColumnOrder order) {
+  return order == ColumnOrder::kPermuted
+             ? KernelInfo<TracedForwardConfig<SmallGemm<ColumnOrder::kPermuted>>>()
+             : KernelInfo<TracedForwardConfig<SmallGemm<ColumnOrder::kNatural>>>();
 }
 
 }  // namespace mok::testing

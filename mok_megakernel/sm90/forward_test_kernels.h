@@ -5,8 +5,9 @@
 
 namespace mok::testing {
 
-// The correct kernel.
+// The correct kernel, and the one that traces.
 ForwardKernelInfo SmallForwardKernel(ColumnOrder order);
+ForwardKernelInfo SmallTracedForwardKernel(ColumnOrder order);
 
 // Kernels with a planted mistake and natural order. bug: PassBug, ExchangeBug.
 ForwardKernelInfo ForwardKernelWithBug(int bug);

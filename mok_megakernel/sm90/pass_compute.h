@@ -157,7 +157,7 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s, uint64_t 
   DependencyWaits<Config::kPass, Config::kBug> waits(p.signals.counters);
   TileSignals<Config> signals(s, p.signals.counters);
   const auto signal_finished = [&] { signals.SignalFinished(); };
-  PassTracer tracer(p.trace);
+  PassTracer<Config> tracer(p.trace);
   bool aborted = false;
   // A task is taken when there is a place for it and no sooner: blocks that run far ahead of each
   // other share fewer operands in L2.
@@ -199,17 +199,20 @@ MOK_DEVICE void SchedulerRole(const Params& p, PassStorage<Config>& s, uint64_t 
 }
 
 // What the first thread of a consumer warpgroup records.
+template <class Config>
 class ConsumerTrace {
  public:
   explicit MOK_DEVICE ConsumerTrace(const DeviceTraceParams& trace)
       : tracer_(trace), traces_(ThreadIndex().x % 128 == 0), time_(tracer_.Now()) {}
   template <class Work>
   MOK_DEVICE void Record(const Work& work, TracePhase phase) {
-    if (traces_) time_ = tracer_.Record(work.task_kind, phase, work.task, time_);
+    if (Config::kTraces && traces_) {
+      time_ = tracer_.Record(work.task_kind, phase, work.task, time_);
+    }
   }
 
  private:
-  PassTracer tracer_;
+  PassTracer<Config> tracer_;
   bool traces_;
   uint64_t time_;
 };
@@ -224,7 +227,8 @@ class LateWait {
   MOK_DEVICE bool Await(const uint64_t* counter) {
     if (is_over_) return true;
     bool is_over = true;
-    if (counter != nullptr && ThreadIndex().x % 32 == 0) is_over = wait_.ForCounterGpu(counter, 1);
+    const bool asks = counter != nullptr && ThreadIndexReadHere() % 32 == 0;
+    if (asks) is_over = wait_.ForCounterGpu(counter, 1);
     is_over_ = Shuffle(is_over ? 1 : 0, 0) != 0;
     SyncWarp();  // what the lane has acquired
     return is_over_;

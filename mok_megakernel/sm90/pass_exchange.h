@@ -197,7 +197,7 @@ MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const Exch
                              uint64_t time) {
   RowMover<Config::kExchangeBug> mover(seat.direction, p.signals.counters, seat.staging,
                                        seat.pulling);
-  PassTracer tracer(p.trace);
+  PassTracer<Config> tracer(p.trace);
   const bool traces = ThreadIndex().x % 32 == 0;
   bool running = true;
   const bool turns = seat.direction == Direction::kPull && seat.shares_pushes &&
@@ -213,7 +213,8 @@ MOK_DEVICE void ExchangeRole(const Params& p, PassStorage<Config>& s, const Exch
                                 TasksOfSeat(p.shape.mode, s.program, queue, seat, half));
     typename ExchangeTasks<Config>::Item item = {};
     const auto record = [&](TracePhase phase) {
-      if (traces) time = tracer.Record(static_cast<int32_t>(item.kind), phase, item.index, time);
+      if (Config::kTraces && traces)
+        time = tracer.Record(static_cast<int32_t>(item.kind), phase, item.index, time);
     };
     while (running && tasks.Next(item)) {
       wait.SetTask(static_cast<int32_t>(item.kind), item.index);

@@ -118,9 +118,9 @@ template <class Config, class Params>
 MOK_DEVICE void RunPass(const Params& p, PassStorage<Config>& s) {
   using namespace pass_internal;
   static_assert(sizeof(PassStorage<Config>) <= kMaxBlockSharedBytes);
-  const int warp = static_cast<int>(ThreadIndex().x) / 32;
+  const int warp = Uniform(static_cast<int>(ThreadIndex().x) / 32);
   // The first task that scheduler and exchange warps record includes the start of the block.
-  const uint64_t begin = PassTracer(p.trace).Now();
+  const uint64_t begin = PassTracer<Config>(p.trace).Now();
   Initialize(p, s, warp);
   SyncWarp();
   SyncBlock();

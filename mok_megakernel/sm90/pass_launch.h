@@ -22,6 +22,7 @@ struct PassKernelInfo {
   size_t shared_bytes;
   int32_t tile_columns;  // of its GEMM
   uint32_t max_chunk_bytes, max_dedicated_chunk_bytes;
+  bool traces;  // fills the trace of the parameters; else they have none
 };
 
 struct PassLaunch {

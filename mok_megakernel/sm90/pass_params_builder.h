@@ -163,6 +163,9 @@ template <class Params>
 Status LaunchWithMode(const PassKernelInfo& kernel, const Params& whole, const PassLaunch& launch,
                       const char* name) {
   Params params = whole;
+  if (params.trace.capacity > 0 && !kernel.traces) {
+    return InvalidArgumentError("trace: expected none, the kernel does not fill it");
+  }
   params.shape.mode = launch.mode;
   return LaunchPass(kernel, launch, params.shape.num_comm_sms, &params, sizeof params, name);
 }

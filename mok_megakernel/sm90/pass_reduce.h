@@ -18,7 +18,7 @@ namespace mok {
 template <class Config, ColumnOrder kOrder, class Tile, class Products>
 MOK_DEVICE void MultiplyAndReduce(const TokenReduction& reduction,
                                   const typename Config::Work& work, Tile tile, LateWait& late,
-                                  ConsumerTrace& trace, Products products) {
+                                  ConsumerTrace<Config>& trace, Products products) {
   using Gemm = typename Config::Gemm;
   ReduceTile reduced = work.reduced;
   const TileRoutes routes(reduction, reduced);
@@ -41,7 +41,7 @@ MOK_DEVICE void MultiplyAndReduce(const TokenReduction& reduction,
 // multiply names them as inputs, too.
 template <class Config, class Fused, class Scalars>
 MOK_DEVICE void RunReductions(const TokenReduction& reduction, PassQueue<Config>& queue,
-                              DeviceWait& wait, ConsumerTrace& trace, Fused fused,
+                              DeviceWait& wait, ConsumerTrace<Config>& trace, Fused fused,
                               Scalars scalars) {
   using Work = typename Config::Work;
   LateWait late(wait);
@@ -53,13 +53,13 @@ MOK_DEVICE void RunReductions(const TokenReduction& reduction, PassQueue<Config>
     fused(work, late);
     trace.Record(work, TracePhase::kStore);
   }
-  const auto thread = static_cast<int>(ThreadIndex().x);
   for (;;) {
     const Work& work = queue.Front(wait);
     if (work.kind == Work::Kind::kEnd) break;
     wait.SetTask(work.task_kind, work.task);
     trace.Record(work, TracePhase::kWait);
     if (Config::kBug == PassBug::kTaskReleasedBeforeRead) queue.Pop();
+    const auto thread = static_cast<int>(ThreadIndexReadHere());
     ReduceTokens(reduction, work.tokens, thread, Config::Gemm::kConsumerThreads);
     scalars(work.tokens);
     trace.Record(work, TracePhase::kStore);

@@ -15,9 +15,11 @@
 
 namespace mok {
 
-// GEMM tile, what the scheduler hands out, and the planted bug of tests.
+// GEMM tile, what the scheduler hands out, whether the roles trace what they do, and the planted
+// bug of tests. Tracing costs 1 to 2 % also where it is switched off at run time: kernels that ship
+// do not hold it.
 template <class GemmConfig, class WorkType, PassBug kBugValue = PassBug::kNone,
-          ExchangeBug kExchangeBugValue = ExchangeBug::kNone>
+          ExchangeBug kExchangeBugValue = ExchangeBug::kNone, bool kTracesValue = false>
 struct Sm90PassConfig {
   using Gemm = GemmConfig;
   // Plain data with the pass as kPass; `kind`, of which kEnd ends the roles; `signal`, the counter
@@ -27,6 +29,7 @@ struct Sm90PassConfig {
   static constexpr Pass kPass = WorkType::kPass;
   static constexpr PassBug kBug = kBugValue;
   static constexpr ExchangeBug kExchangeBug = kExchangeBugValue;
+  static constexpr bool kTraces = kTracesValue;
 
   static constexpr int kQueueDepth = 2;
   // A row of 4,096 bf16.
@@ -73,6 +76,7 @@ MOK_DEVICE DeviceWait WaitOf(const Params& p, PassRole role) {
 }
 
 // One warp's trace; used by its first lane.
+template <class Config, bool kTraces = Config::kTraces>
 class PassTracer {
  public:
   explicit MOK_DEVICE PassTracer(const DeviceTraceParams& trace)
@@ -87,6 +91,16 @@ class PassTracer {
 
  private:
   DeviceTracer tracer_;
+};
+template <class Config>
+class PassTracer<Config, false> {
+ public:
+  explicit MOK_DEVICE PassTracer(const DeviceTraceParams& /*trace*/) {}
+  MOK_DEVICE uint64_t Now() const { return 0; }
+  MOK_DEVICE uint64_t Record(int32_t /*task_kind*/, TracePhase /*phase*/, int64_t /*task*/,
+                             uint64_t /*begin_ns*/) {
+    return 0;
+  }
 };
 
 // Whether the pass does anything. If not, as all ranks that run it find, no rank has rows, and one

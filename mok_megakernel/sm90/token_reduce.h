@@ -88,7 +88,7 @@ struct LaneRoute {
   uint32_t valid;  // bit l: of all lanes
 
   MOK_DEVICE LaneRoute(const TokenReduction& from, int64_t token, int32_t first) {
-    const int32_t k = first + static_cast<int32_t>(ThreadIndex().x) % kLanes;
+    const int32_t k = first + static_cast<int32_t>(ThreadIndexReadHere()) % kLanes;
     const int64_t route = token * from.topk + k;
     const bool is_valid = k < from.topk && from.HasRoute(route);
     weight = is_valid && from.is_weighted ? from.route_weight[route] : 1.0f;
@@ -124,7 +124,8 @@ MOK_DEVICE void ReduceToken(const TokenReduction& from, int64_t token) {
   static_assert(kLanes % kReduceRoutes == 0);
   const int64_t hidden = from.hidden;
   const BFloat16* rows = from.routes + token * from.topk * hidden;
-  const int32_t lane = static_cast<int32_t>(ThreadIndex().x) % kLanes, count = from.hidden / 8;
+  const int32_t lane = static_cast<int32_t>(ThreadIndexReadHere()) % kLanes;
+  const int32_t count = from.hidden / 8;
   const LaneRoute first_routes(from, token, 0);
   const float scale = from.has_shared_scale ? from.shared_scale[token] : 1.0f;
   MOK_NO_UNROLL

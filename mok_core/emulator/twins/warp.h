@@ -30,6 +30,11 @@ template <class T>
 MOK_DEVICE T ShuffleDown(T value, unsigned delta, uint32_t mask = 0xFFFFFFFFu) {
   return EmulatedShuffle(value, emulator::ShuffleKind::kDown, static_cast<int>(delta), mask);
 }
+template <class T>
+MOK_DEVICE T Uniform(T value) {
+  MOK_EXPECT(Shuffle(value, 0) == value);  // the same in all lanes
+  return value;
+}
 MOK_DEVICE uint32_t Ballot(bool predicate, uint32_t mask = 0xFFFFFFFFu) {
   return emulator::Ballot(mask, predicate);
 }
