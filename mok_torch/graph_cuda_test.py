@@ -122,7 +122,7 @@ def host_microseconds(function, calls: int = 200) -> float:
 
 
 def test_the_host_is_kept_briefly(capsys):
-    """The limits are about twice what a virtual machine's host was seen to take (README.md)."""
+    """The limits are above what hosts of virtual machines were seen to take (README.md)."""
     x, idx, weight, *weights, shared = inputs()
     workspace = functional.get_workspace(
         device="cuda", num_local_tokens=512, hidden_size=256, topk=2
