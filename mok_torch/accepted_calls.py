@@ -44,9 +44,13 @@ def key_of_call(
                 key.append(None)
                 addresses.append(0)
                 continue
-            if type(tensor) not in _PLAIN or tensor.device != device or not tensor.is_contiguous():
+            if type(tensor) not in _PLAIN or tensor.device != device or tensor.is_neg():
+                return None, []
+            if not tensor.is_contiguous():
                 return None, []
             address = tensor.data_ptr()
+            if not address and tensor.numel():  # no memory of its own
+                return None, []
             address_bits |= address
             addresses.append(address)
             key.append(tensor.dtype)
@@ -71,11 +75,12 @@ class AcceptedCalls:
 
     def add(self, key: Hashable | None, result: Any):
         """Remembers what an accepted call came to, if it has a key that can be looked up."""
-        if len(self._results) >= _CAPACITY:
-            self._results.clear()
-        if key is not None:
-            with contextlib.suppress(Exception):  # no hash: such a call is checked every time
-                self._results[key] = result
+        if key is None:
+            return
+        with contextlib.suppress(Exception):  # no hash: such a call is checked every time
+            if len(self._results) >= _CAPACITY and key not in self._results:
+                self._results.clear()
+            self._results[key] = result
 
     def __len__(self) -> int:
         return len(self._results)

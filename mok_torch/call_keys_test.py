@@ -19,6 +19,11 @@ def test_the_collection_is_bounded():
         calls.add(key_of_call(number, CPU, (tensor,))[0], number)
     assert 0 < len(calls) <= 1024
     assert calls.find(key_of_call(4999, CPU, (tensor,))[0]) == 4999
+    while len(calls) < 1024:
+        calls.add(len(calls) - 1024, None)
+    for known in (None, [], 4999):  # nothing new
+        calls.add(known if known != 4999 else key_of_call(4999, CPU, (tensor,))[0], 0)
+        assert len(calls) == 1024
     assert exactly(1) != exactly(True)
 
 
@@ -61,6 +66,7 @@ def test_tensors_that_differ_have_other_keys_or_none():
     assert len({key, *keys}) == 7 and None not in keys
     refused = [
         ((tensor.t(), None), CPU),
+        ((torch._neg_view(tensor), None), CPU),
         ((tensor.flatten()[1:], None), CPU),
         ((tensor, None), torch.device("cuda", 0)),
         ((torch.empty(4, 4, device="meta"), None), CPU),

@@ -212,24 +212,27 @@ class CudaEngine:
         return self._engine.layer_memory(layer)
 
     def build_schedule(self, stream: int, call, *operands):
-        """Queues a schedule kernel on the current stream, unless check raises. Collective.
+        """Queues a schedule kernel, unless check raises. Collective.
 
-        call: a ScheduleCall. operands: of _C.CudaWorkspace.build_schedule, without the queue.
+        stream: current_stream(). call: a ScheduleCall. operands: of
+        _C.CudaWorkspace.build_schedule, without the queue.
         """
         launch = self._engine.build_schedule
         self._queue(stream, SCHEDULE_PARTS, launch, call, operands, checks=True)
 
     def forward(self, stream: int, call, *operands):
-        """Queues a forward kernel on the current stream. Collective.
+        """Queues a forward kernel. Collective.
 
-        call: a PassCall. operands: of _C.CudaPass.forward_args, without the queue.
+        stream: current_stream(). call: a PassCall. operands: of
+        _C.CudaPass.forward_args, without the queue.
         """
         self._queue(stream, PASS_PARTS, self._engine.forward, call, operands)
 
     def backward(self, stream: int, call, *operands):
-        """Queues a backward kernel on the current stream. Collective.
+        """Queues a backward kernel. Collective.
 
-        call: a PassCall. operands: of _C.CudaPass.backward_args, without the queue.
+        stream: current_stream(). call: a PassCall. operands: of
+        _C.CudaPass.backward_args, without the queue.
         """
         self._queue(stream, PASS_PARTS, self._engine.backward, call, operands)
 

@@ -25,7 +25,7 @@ from mok_torch.checks import (
 )
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_passes import CudaSchedule, PassCall
-from mok_torch.main_grads import MainGrads, check_main_grads
+from mok_torch.main_grads import MainGrads, check_main_grads, refuse_shared_memory
 from mok_torch.passes import LayerCall, LayerGrads, WeightGrads
 from mok_torch.plan import Plan, make_plan, tokens_in_plan
 from mok_torch.ring import DeviceRing, ForwardContext, Ring, RingLayout
@@ -189,13 +189,15 @@ def _find(workspace: Workspace, settings: tuple, tensors):
     if not workspace.on_gpu:
         return None, None, None, None
     engine = workspace.engine
+    if torch._C._are_functorch_transforms_active():  # the checks refuse them
+        return engine, None, [], None
     key, addresses = key_of_call(settings, engine.device, tensors)
     return engine, key, addresses, engine.accepted.find(key)
 
 
 def _find_pass(workspace: Workspace, settings: tuple, schedule, tensors):
     """_find for a pass, whose schedule may be of any kind yet."""
-    if type(schedule) is not Schedule or type(schedule.engine) is not CudaSchedule:
+    if not isinstance(schedule, Schedule) or not isinstance(schedule.engine, CudaSchedule):
         return None, None, None, None
     return _find(workspace, (*settings, schedule.place, schedule.engine.sizes), tensors)
 
@@ -280,18 +282,18 @@ def backward(
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
     require_workspace(workspace)
-    settings = ("backward", config, exactly(swiglu_limit), weight_grad_dtype)
-    settings += (explicit_cuda.key_of_buffers(main_grads, workspace.device),)
-    ring = context.ring if type(context) is ForwardContext else None
-    buffer = ring.buffer if type(ring) is DeviceRing else None
+    buffers = explicit_cuda.key_of_buffers(main_grads, workspace.device)
+    settings = ("backward", config, exactly(swiglu_limit), weight_grad_dtype, buffers)
+    ring = context.ring if isinstance(context, ForwardContext) else None
+    buffer = ring.buffer if isinstance(ring, DeviceRing) else None
     tensors = (x, router_weights, *routed, *shared)
     found = _find_pass(workspace, settings, schedule, (*tensors, d_output, buffer))
     engine, key, inputs, call = found
     if call is not None and buffer is not None and _fits(context, call):
         with workspace.reporting_errors(_C.OP_BACKWARD):
             grads = _new_grads(tensors, weight_grad_dtype, main_grads)
-        operands = (d_output, _consume(context, schedule), grads)
-        given = (schedule.engine, inputs[: len(tensors)], (buffer, context.stream), operands)
+        operands = ((buffer, context.stream), d_output, _consume(context, schedule), grads)
+        given = (schedule.engine, inputs[: len(tensors)], operands)
         explicit_cuda.backward(workspace, engine, call, *given)
         return _results(grads)
     with workspace.reporting_errors(_C.OP_BACKWARD), torch.no_grad():
@@ -307,13 +309,13 @@ def backward(
         check_main_grads(layer, weight_grad_dtype, main_grads)
         grads = _new_grads(tensors, weight_grad_dtype, main_grads)
         if buffer is not None:
-            sizes = schedule.engine.sizes
-            call = cuda_passes.pass_call(engine, plan, sizes, layer, limit, is_backward=True)
+            of_pass = (plan, schedule.engine.sizes, layer, limit)
+            call = cuda_passes.pass_call(engine, *of_pass, is_backward=True)
     operands = (d_tokens, _consume(context, schedule), grads)
     if buffer is not None:
         engine.accepted.add(key, call)
-        inputs = passes.addresses(layer.tensors())
-        given = (schedule.engine, inputs, (buffer, context.stream), operands)
+        operands = ((buffer, context.stream), *operands)
+        given = (schedule.engine, passes.addresses(layer.tensors()), operands)
         explicit_cuda.backward(workspace, engine, call, *given)
     else:
         call = LayerCall(workspace, plan, schedule.engine, layer, ring, limit)
@@ -398,8 +400,13 @@ def _check_context(context, schedule: Schedule, layer: LayerTensors, swiglu_limi
 
 
 def _new_grads(tensors, weight_grad_dtype, main_grads: MainGrads | None) -> LayerGrads:
-    """Outputs of a backward; tensors: as LayerTensors.tensors(), with any leading dimensions."""
+    """Outputs of a backward; tensors: as LayerTensors.tensors(), with any leading dimensions.
+
+    Raises if main_grads share memory with x or weights: a key does not hold these addresses.
+    """
     x, router_weights, *weights, scale = tensors
+    if main_grads is not None:
+        refuse_shared_memory(main_grads, (x, *weights))
     dtype = x.dtype if weight_grad_dtype is None else weight_grad_dtype
     return LayerGrads(
         x=passes.new_output(x),

@@ -69,20 +69,19 @@ def backward(
     call: PassCall,
     schedule: CudaSchedule,
     inputs: Sequence[int],
-    ring: tuple[Tensor, int],
-    operands: tuple[Tensor, int, LayerGrads],
+    operands: tuple[tuple[Tensor, int], Tensor, int, LayerGrads],
 ):
     """Collective.
 
-    ring: its buffer, and the stream that it was allocated on. operands: d_out, kept_macrobatches
+    operands: the ring's buffer and the stream that it was allocated on; d_out, kept_macrobatches
     and the gradients, see run_backward.
     """
     try:
-        buffer, allocated_on = ring
+        (buffer, allocated_on), *others = operands
         stream = engine.current_stream()
         keep_for_stream(stream, engine.device, schedule.stream, schedule.words)
         keep_for_stream(stream, engine.device, allocated_on, buffer)
-        given = (buffer.data_ptr(), schedule.routing, cuda_operands(*operands))
+        given = (buffer.data_ptr(), schedule.routing, cuda_operands(*others))
         engine.backward(stream, call, inputs, *given)
     except Exception as error:
         workspace.report(error, _C.OP_BACKWARD)

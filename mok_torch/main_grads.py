@@ -42,7 +42,7 @@ class MainGrads(NamedTuple):
 
 
 def check_main_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGrads | None):
-    """Raises unless a backward of the layer may make such gradients."""
+    """Raises unless a backward of the layer may make such gradients; see refuse_shared_memory."""
     if weight_grad_dtype is not None:
         as_dtype("weight_grad_dtype", weight_grad_dtype, (torch.float32, layer.x.dtype))
     if main_grads is None:
@@ -55,13 +55,16 @@ def check_main_grads(layer: LayerTensors, weight_grad_dtype, main_grads: MainGra
     for part in (slice(0, 3), slice(3, 6)):
         if any(buffer is not None for buffer in main_grads[part]):
             _check_buffers(names[part], main_grads[part], weights[part], layer.x.dtype)
-    _refuse_shared_memory(names, main_grads, (layer.x, *weights))
+
+
+def refuse_shared_memory(main_grads: MainGrads, inputs: Sequence[Tensor | None]):
+    """Raises if two buffers, all of them contiguous, overlap, or a buffer overlaps an input."""
+    _refuse_shared_memory([f"main_grads.{name}" for name in MainGrads._fields], main_grads, inputs)
 
 
 def _refuse_shared_memory(
     names: Sequence[str], buffers: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
 ):
-    """Raises if two buffers, all of them contiguous, overlap, or a buffer overlaps an input."""
     spans = []
     for name, buffer in zip(names, buffers, strict=True):
         if buffer is not None and buffer.numel():

@@ -14,7 +14,8 @@ struct DeviceTraceEvent {
   uint64_t end_cycles;
 };
 
-// Part of the kernel's parameters. capacity 0: tracing is off and costs one comparison per task.
+// Part of the kernel's parameters. capacity 0: nothing is recorded, but the
+// code is there and costs time: a kernel that is to be fast does not hold it.
 struct DeviceTraceParams {
   DeviceTraceEvent* events;  // [blocks, num_roles, capacity], device memory: roles -> host
   uint32_t* counts;          // [blocks, num_roles], zero before the launch; may exceed capacity

@@ -114,8 +114,8 @@ StatusOr<PFN_cuTensorMapEncodeTiled_v12000> TensorMapEncoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
 }
 
-// Makes a context current in a thread that has called nothing of CUDA's runtime yet, which would
-// have done so: the driver's own functions do not.
+// Makes the context of the thread's current device current, in a thread that has called nothing of
+// CUDA's runtime yet, which would have done so: the driver's own functions do not.
 Status EnterContext() {
   int device = 0;
   MOK_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device), "cudaGetDevice"));

@@ -43,7 +43,7 @@ MOK_DEVICE void UseWarp(const InstructionParams& p) {
   const float value = p.floats[0];
   p.floats[1] =
       Shuffle(value, 3) + ShuffleXor(value, 1) + ShuffleUp(value, 2) + ShuffleDown(value, 4);
-  p.words[3] = Ballot(value > 0);
+  p.words[3] = Ballot(value > 0) + Uniform(p.words[5]);
   if (ElectOne()) p.words[4] = 1;
 }
 

@@ -1,6 +1,8 @@
 // Exchange inside a warp. All lanes of `mask` call together; T has at most 8 bytes.
 #pragma once
 
+#include <type_traits>
+
 #include "mok_core/ptx/compiler.h"
 
 namespace mok {
@@ -16,6 +18,7 @@ MOK_DEVICE T Shuffle(T value, int source_lane, uint32_t mask = 0xFFFFFFFFu) {
 // branch, which is half of an epilogue that exchanges values between lanes, and fewer registers.
 template <class T>
 MOK_DEVICE T Uniform(T value) {
+  static_assert((std::is_integral_v<T> || std::is_enum_v<T>) && sizeof(T) <= sizeof(int32_t));
   return static_cast<T>(Shuffle(static_cast<int32_t>(value), 0));
 }
 

@@ -141,7 +141,7 @@ class BackwardConsumer : public GemmConsumer<Config> {
   // ones included: a multiply that overwrites registers counts as reading them, so that to the
   // compiler every accumulator is live from one tile to the next.
   //
-  // routes: of the table that InputGrad's own_rows are rows of; not read where a task has none.
+  // routes: the table that own_rows.table_row of an InputGrad tile is a row of.
   template <class Waiter>
   MOK_DEVICE void Run(const BackwardTask& task, const RowOwners& routes, const Waiter& wait,
                       Accumulator& accumulator) {

@@ -44,7 +44,7 @@ struct GemmTask {
 struct RowOwners {
   const int32_t* owner;
   const int32_t* index;  // which of its owner's rows
-  int32_t own;           // the owner that OwnRows is about; padding is not its
+  int32_t own;           // the owner that OwnRows is about; that of padding is -1
 };
 
 // Where a tile stores those of its rows that are RowOwners::own: at their index in a matrix of

@@ -28,8 +28,8 @@ PassMode ModeOf(int32_t part);
 ForwardConfig FitToKernel(const ForwardConfig& config, const PassKernelInfo& kernel);
 ForwardArguments::Weights WeightsOf(const MokLayer& layer);
 ForwardArguments::Context ContextOf(const MokContext& context);
-// A ring for a rank to which no route can lead: its maps need memory, though nothing is ever
-// loaded. x: [ring, H], hidden: [ring, I].
+// A ring for a rank to which no route can lead: its maps need an address, though nothing is ever
+// loaded from there. x: [ring, H], hidden: [ring, I].
 void PlaceEmptyRing(BFloat16* x, BFloat16* hidden, ForwardArguments::Context& context);
 
 // What the arguments of both passes take from the caller.

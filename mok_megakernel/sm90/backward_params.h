@@ -83,7 +83,7 @@ struct BackwardParams {
 
   DeviceSchedule schedule;  // schedule kernel -> scheduler and exchange warps
   PassSignals signals;
-  DeviceTraceParams trace;  // a role per warp: see TraceKind
+  DeviceTraceParams trace;  // a role per warp, see TraceKind; empty unless the kernel traces
   float one;                // 1: the scale of a shared expert that has none
 };
 

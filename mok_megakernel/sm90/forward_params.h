@@ -77,7 +77,7 @@ struct ForwardParams {
   DeviceSchedule schedule;  // schedule kernel -> scheduler and exchange warps
 
   PassSignals signals;
-  DeviceTraceParams trace;  // a role per warp: see TraceKind
+  DeviceTraceParams trace;  // a role per warp, see TraceKind; empty unless the kernel traces
 };
 
 }  // namespace mok

@@ -226,10 +226,16 @@ TEST(ForwardTest, ATraceHoldsEveryTask) {
   options.trace_capacity = 512;
   DeviceLayer untraced(data, options, SmallForwardKernel);
   EXPECT_EQ(untraced.LaunchAll().message(), "trace: expected none, the kernel does not fill it");
+  options.trace_capacity = 0;
+  DeviceLayer plain(data, options, SmallForwardKernel);
+  options.trace_capacity = 512;
   DeviceLayer layer(data, options, SmallTracedForwardKernel);
-  layer.Poison();
-  ASSERT_EQ(layer.LaunchAll(), OkStatus());
+  for (DeviceLayer* each : {&plain, &layer}) {
+    each->Poison();
+    ASSERT_EQ(each->LaunchAll(), OkStatus());
+  }
   RunQueued();
+  EXPECT_EQ(layer.Out(), plain.Out());
   const TraceBuffer::Trace trace = layer.trace().Read();
   for (const int traced : {kConsumerWarp, kSchedulerWarp}) {
     std::vector<int32_t> tasks;

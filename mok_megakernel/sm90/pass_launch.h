@@ -78,8 +78,8 @@ Status CheckChunks(const ForwardConfig& config, const PassKernelInfo& kernel);
 // ceil(width / columns).
 int32_t TilesOf(int64_t width, int64_t columns);
 
-// Of `rows` rows that would wait to be sent, how many there have to be memory for: a rank alone has
-// own rows only (OwnRowsOf).
+// How many of `rows` rows that wait to be sent have memory: none on a rank alone, whose rows are
+// all its own (OwnRowsOf).
 constexpr int64_t RowsToSend(const ForwardLayerShape& shape, int64_t rows) {
   return shape.ep_size > 1 ? rows : 0;
 }

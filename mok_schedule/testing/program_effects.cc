@@ -39,6 +39,7 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
   } sizes[kNumBuffers] = {
       {1, 1},                                  // kInputs
       {shape_.ring.num_row_blocks, exchange},  // kSent
+      {shape_.ring.num_row_blocks, hidden},    // kOwnRows
       {1, 1},                                  // kLanded
       {slots, exchange},                       // kX
       {slots, parts},                          // kGateUp
@@ -69,6 +70,7 @@ ProgramEffects::ProgramEffects(const TaskProgram& program)
 std::string ProgramEffects::CellName(int32_t cell) const {
   static constexpr const char* kNames[kNumBuffers] = {"inputs",
                                                       "sent",
+                                                      "own rows",
                                                       "landed",
                                                       "x",
                                                       "gate_up",
@@ -191,7 +193,8 @@ void ProgramEffects::AddForward(const Task& task, Effects& effects) const {
     }
     case TaskKind::kDown:
       Append(effects.reads, Buffer::kHidden, slot, block);
-      effects.writes = {Cell(Buffer::kY, slot, task.tile, block)};
+      effects.writes = {Cell(Buffer::kY, slot, task.tile, block),
+                        Cell(Buffer::kOwnRows, block, task.tile, block)};
       break;
     case TaskKind::kCombine:
       Append(effects.reads, Buffer::kY, slot, block);
@@ -221,7 +224,8 @@ void ProgramEffects::AddBackward(const Task& task, Effects& effects) const {
     }
     case TaskKind::kInputGrad:
       Append(effects.reads, Buffer::kGateUp, slot, GradientOf(block));
-      effects.writes = {Cell(Buffer::kDX, block % shape_.d_x_slots(), task.tile, block)};
+      effects.writes = {Cell(Buffer::kDX, block % shape_.d_x_slots(), task.tile, block),
+                        Cell(Buffer::kOwnRows, block, task.tile, block)};
       break;
     case TaskKind::kReverseDispatch:
       Append(effects.reads, Buffer::kDX, block % shape_.d_x_slots(), block);
@@ -320,6 +324,7 @@ void ProgramEffects::AddPassWide(const Task& task, Effects& effects) const {
       Append(effects.reads, Buffer::kInputs, 0, 0);  // the barriers' epochs follow each other
       for (int64_t block = 0; block < shape_.ring.num_row_blocks; ++block) {
         Append(effects.reads, Buffer::kSent, block, block);
+        Append(effects.reads, Buffer::kOwnRows, block, block);
       }
       effects.writes = {Cell(Buffer::kLanded, 0, 0, 0)};
       break;

@@ -20,6 +20,8 @@ inline constexpr int64_t kNoData = -1;
 enum class Buffer : int {
   kInputs,          // all peers' inputs: written by the entry barrier, read by every pull
   kSent,            // [row block, exchange tile] pushed rows, read by the exit barrier
+  kOwnRows,         // [row block, hidden tile] rows that nobody pushes, since Down or InputGrad has
+                    // stored them where the reduction reads them; likewise
   kLanded,          // all peers' pushes: written by the exit barrier, read by the reduction
   kX,               // [slot, exchange tile]
   kGateUp,          // [slot, intermediate tile] g and u, then d_gate and d_up in their place
@@ -39,7 +41,7 @@ enum class Buffer : int {
   kSharedGradient,  // [shared weight gradient tile]
   kOutput,          // [token block, reduce tile, or task of a fused reduction] out, or d_x
 };
-inline constexpr int kNumBuffers = 20;
+inline constexpr int kNumBuffers = 21;
 
 struct Access {
   int32_t cell;

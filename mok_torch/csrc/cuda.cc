@@ -168,7 +168,7 @@ class CudaPass {
   std::array<int64_t, 5> ring_begins_ = {-1, -1, -1, -1, -1};
 };
 
-// What a call hands to the C API. Its fields can be read, for tests.
+// What a call hands to the C API: for tests, which look at its fields.
 template <class Args>
 py::class_<Args> BindArgs(py::module_& module, const char* name) {
   py::class_<Args> args(module, name);
@@ -238,7 +238,9 @@ CudaWorkspaceHandle CreateCudaWorkspace(const MokCudaOptions& options,
 
 }  // namespace
 
-// Calls only queue work, so most of them keep the GIL: releasing it would cost as much.
+// Calls that only look something up keep the GIL. Launches do not: one into a full queue waits for
+// kernels that may wait for those of another rank, which a thread of this process has yet to
+// launch.
 void BindCuda(py::module_& module) {
   BindCudaSizes(module);
   BindCudaArgs(module);
@@ -271,7 +273,7 @@ void BindCuda(py::module_& module) {
           [](const CudaWorkspaceHandle& self, const MokCudaLayer& layer, const Routing& routing,
              const Queue& queue) {
             const MokCudaScheduleArgs args = ScheduleArgs(routing, queue);
-            RaiseIfError(mok_cuda_schedule_build(self.get(), &layer, &args));
+            CallWithoutGil([&] { return mok_cuda_schedule_build(self.get(), &layer, &args); });
           },
           py::arg("layer"), py::arg("routing"), py::arg("queue"), "Collective.")
       .def(
@@ -280,7 +282,7 @@ void BindCuda(py::module_& module) {
              const std::array<uintptr_t, 9>& inputs, uintptr_t ring, const Routing& routing,
              uintptr_t out, const Queue& queue) {
             const MokCudaForwardArgs args = pass.ForwardArgs(inputs, ring, routing, out, queue);
-            RaiseIfError(mok_cuda_forward(self.get(), &pass.layer(), &args));
+            CallWithoutGil([&] { return mok_cuda_forward(self.get(), &pass.layer(), &args); });
           },
           "Collective. Arguments as of CudaPass.forward_args.")
       .def(
@@ -289,19 +291,20 @@ void BindCuda(py::module_& module) {
              const std::array<uintptr_t, 9>& inputs, uintptr_t ring, const Routing& routing,
              const BackwardOperands& operands, const Queue& queue) {
             const auto args = pass.BackwardArgs(inputs, ring, routing, operands, queue);
-            RaiseIfError(mok_cuda_backward(self.get(), &pass.layer(), &args));
+            CallWithoutGil([&] { return mok_cuda_backward(self.get(), &pass.layer(), &args); });
           },
           "Collective. Arguments as of CudaPass.backward_args.")
       .def(
           "report_error",
           [](const CudaWorkspaceHandle& self, const MokCudaErrorArgs& args) {
-            RaiseIfError(mok_cuda_report_error(self.get(), &args));
+            CallWithoutGil([&] { return mok_cuda_report_error(self.get(), &args); });
           },
           py::arg("args"), "In place of build_schedule, and of forward if args say so.");
   module.def(
       "cuda_matmul",
       [](const MokMatmulArgs& args, int32_t device, uintptr_t stream) {
-        RaiseIfError(mok_cuda_matmul(&args, device, reinterpret_cast<void*>(stream)));
+        CallWithoutGil(
+            [&] { return mok_cuda_matmul(&args, device, reinterpret_cast<void*>(stream)); });
       },
       py::arg("args"), py::arg("device"), py::arg("stream"));
 }

@@ -145,6 +145,8 @@ Checks(MOK_GRID_CONSTANT(Params) p) {
     if (thread == 32) Receive<kCase>(p);
     return;
   }
+  if (kCase == kUniformValue) p.output[thread] = Uniform(thread / 32);
+  if (kCase == kUniformOfDifferentLanes) p.output[thread] = Uniform(thread / 33);
   if (kCase == kDivergentCollective && thread < 32) {
     if (thread < 16) {
       SyncWarp();

@@ -41,6 +41,8 @@ enum Case {
   kTooManyArrivals,
   kInvalidatedBarrier,
   kDivergentCollective,
+  kUniformValue,
+  kUniformOfDifferentLanes,
   // asynchronous copies
   kBulkSizeNotSixteen,
   kBulkNotWaited,

@@ -66,6 +66,8 @@ const Expectation kExpectations[] = {
     {ck::kTooManyArrivals, "usage", "too many arrivals"},
     {ck::kInvalidatedBarrier, "usage", "not initialised"},
     {ck::kDivergentCollective, "usage", "warp divergence"},
+    {ck::kUniformValue, "", ""},
+    {ck::kUniformOfDifferentLanes, "usage", "expected: Shuffle(value, 0) == value"},
     {ck::kBulkSizeNotSixteen, "usage", "multiples of 16"},
     {ck::kBulkNotWaited, "usage", "may still read"},
     {ck::kBulkNotCommitted, "usage", "uncommitted"},

@@ -1,6 +1,8 @@
 // Twin of mok_core/ptx/warp.h.
 #pragma once
 
+#include <type_traits>
+
 #include "mok_core/emulator/twins/compiler.h"
 
 namespace mok {
@@ -32,6 +34,7 @@ MOK_DEVICE T ShuffleDown(T value, unsigned delta, uint32_t mask = 0xFFFFFFFFu) {
 }
 template <class T>
 MOK_DEVICE T Uniform(T value) {
+  static_assert((std::is_integral_v<T> || std::is_enum_v<T>) && sizeof(T) <= sizeof(int32_t));
   MOK_EXPECT(Shuffle(value, 0) == value);  // the same in all lanes
   return value;
 }
