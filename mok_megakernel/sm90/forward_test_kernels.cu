@@ -3,25 +3,19 @@
 #include "mok_megakernel/sm90/forward_test_config.h"
 
 namespace mok::testing {
-namespace {
-
-template <class Config>
-ForwardKernelInfo KernelInfo() {
-  return KernelInfoOf<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
-}
-
-}  // namespace
 
 ForwardKernelInfo SmallForwardKernel(ColumnOrder order) {
-  return order == ColumnOrder::kPermuted
-             ? KernelInfo<Sm90ForwardConfig<SmallGemm<ColumnOrder::kPermuted>>>()
-             : KernelInfo<Sm90ForwardConfig<SmallGemm<ColumnOrder::kNatural>>>();
+  return KernelInfoOfOrder(order, [](auto constant) {
+    using Config = Sm90ForwardConfig<SmallGemm<constant()>>;
+    return KernelInfoOf<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
+  });
 }
 
 ForwardKernelInfo SmallTracedForwardKernel(ColumnOrder order) {
-  return order == ColumnOrder::kPermuted
-             ? KernelInfo<TracedForwardConfig<SmallGemm<ColumnOrder::kPermuted>>>()
-             : KernelInfo<TracedForwardConfig<SmallGemm<ColumnOrder::kNatural>>>();
+  return KernelInfoOfOrder(order, [](auto constant) {
+    using Config = TracedForwardConfig<SmallGemm<constant()>>;
+    return KernelInfoOf<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
+  });
 }
 
 }  // namespace mok::testing

@@ -4,19 +4,12 @@
 #include "mok_megakernel/sm90/pass_kernel_info.h"
 
 namespace mok {
-namespace {
-
-template <ColumnOrder kOrder>
-ForwardKernelInfo KernelInfo() {
-  using Config = TracedForwardConfig<DefaultSm90GemmConfig<kOrder>>;
-  return KernelInfoOf<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
-}
-
-}  // namespace
 
 ForwardKernelInfo TracedForwardKernelOf(ColumnOrder order) {
-  return order == ColumnOrder::kPermuted ? KernelInfo<ColumnOrder::kPermuted>()
-                                         : KernelInfo<ColumnOrder::kNatural>();
+  return KernelInfoOfOrder(order, [](auto constant) {
+    using Config = TracedForwardConfig<DefaultSm90GemmConfig<constant()>>;
+    return KernelInfoOf<Config>(reinterpret_cast<const void*>(&ForwardKernel<Config>));
+  });
 }
 
 }  // namespace mok
