@@ -22,7 +22,8 @@ struct ProgramShape {
   int32_t weight_grad_gate_up_tiles = 1;  // of WeightGradGateUp, per expert
   // Down and InputGrad take the row blocks of a minibatch in panels of this many, tiles outer and
   // blocks inner inside a panel, so that the first blocks can be sent before the last are computed;
-  // 0: the whole minibatch is one panel.
+  // 0: the whole minibatch is one panel. Their shared twins likewise, so that TokenReduce of the
+  // first token blocks can begin before the last are computed.
   int32_t output_panel_blocks = 0;
   // Likewise for GateUp, which has no rows to send early, but shares fewest operands in L2 when a
   // wave of tiles is a square.

@@ -47,7 +47,7 @@ MOK_HOST_DEVICE inline void ProgramView::ListForward() {
   Append(TaskKind::kCombine, Span::kLast, shape_.exchange_tiles, 1);
   epilogue_begin_ = num_segments_;
   if (!shape_.fuses_token_reduce()) {
-    Append(TaskKind::kSharedDown, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+    Append(TaskKind::kSharedDown, Span::kTokenBlocks, shared_hidden_tiles, output_panel);
   }
   AppendReduction(TaskKind::kSharedDown);
 }
@@ -97,7 +97,7 @@ MOK_HOST_DEVICE inline void ProgramView::ListBackward() {
   Append(TaskKind::kReverseCombine, Span::kLeadIn, exchange, 1);
   epilogue_begin_ = num_segments_;
   if (!shape_.fuses_token_reduce()) {
-    Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared_hidden_tiles, minibatch);
+    Append(TaskKind::kSharedInputGrad, Span::kTokenBlocks, shared_hidden_tiles, output_panel);
   }
   const Span late = shape_.early_shared_weight_grads ? Span::kWithoutRows : Span::kOnce;
   Append(TaskKind::kSharedWeightGradDown, late, shared_down, 1);

@@ -22,7 +22,7 @@ from benchmarks.layer import report
 from benchmarks.layer.cases import FAMILIES, MODELS, Case, make_case
 from benchmarks.layer.catalogue import LAYERS, make_layers
 from benchmarks.layer.check import check_layers, check_same_results
-from benchmarks.layer.measure import Clock, Rates, measure_layers, measure_rates
+from benchmarks.layer.measure import Clock, Product, measure_layers, measure_rates
 from benchmarks.layer.memory import measure_memory
 from benchmarks.layer.problem import make_problem
 
@@ -43,8 +43,6 @@ _CHECK = flags.DEFINE_bool("check", True, "Compare with float64 at a small size 
 _JSON = flags.DEFINE_string("json", None, "Where to write the results.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw them.")
 
-_TINY_GEMM = 256  # the size of the product that stands for a CPU's rate
-
 
 def _environment(device: torch.device) -> dict:
     environment = {"torch": torch.__version__, "ranks": dist.get_world_size()}
@@ -55,7 +53,10 @@ def _environment(device: torch.device) -> dict:
     return environment
 
 
-def _measure_case(case: Case, device: torch.device, rates: Rates, progress) -> report.CaseResult:
+def _measure_case(
+    case: Case, device: torch.device, product: Product, progress
+) -> report.CaseResult:
+    rates = measure_rates(device, product)
     problem = make_problem(case, device, _dtype(device))
     layers = make_layers(problem, _LAYER.value)
     forward_only = set(_FORWARD_ONLY.value)
@@ -64,11 +65,14 @@ def _measure_case(case: Case, device: torch.device, rates: Rates, progress) -> r
     iterations, warm_ups = _ITERATIONS.value, _WARM_UPS.value
     task = progress.add_task(case.name, total=iterations + warm_ups)
     clock = Clock(device, _SLEEP_MS.value)
+    turns = [*layers, product]
     times = measure_layers(
-        layers, forward_only, clock, iterations, warm_ups, lambda: progress.advance(task)
+        turns, forward_only, clock, iterations, warm_ups, lambda: progress.advance(task)
     )
+    in_turns = times.pop(product.name)
+    turn_rates = product.rates(in_turns.forward, in_turns.forward_backward)
     link_bytes = {layer.name: layer.link_bytes for layer in layers}
-    return report.CaseResult(case, problem.load, rates, times, link_bytes, memory)
+    return report.CaseResult(case, problem.load, rates, turn_rates, times, link_bytes, memory)
 
 
 def _dtype(device: torch.device) -> torch.dtype:
@@ -86,14 +90,13 @@ def _run() -> None:
         errors = check_layers(device, _dtype(device), _LAYER.value, set(_FORWARD_ONLY.value))
         for name, error in errors.items():
             console.print(f"{name}: error against float64 at most {error:.1e}")
-    results = []
+    results, product = [], Product(device)
     columns = rich.progress.Progress.get_default_columns()
     with rich.progress.Progress(*columns, console=console, transient=True) as progress:
         for model in _MODEL.value:
             for family in _FAMILY.value:
-                rates = measure_rates(device, 8192 if device.type == "cuda" else _TINY_GEMM)
                 case = make_case(model, family, _TOKENS.value)
-                results.append(_measure_case(case, device, rates, progress))
+                results.append(_measure_case(case, device, product, progress))
                 report.print_result(results[-1], progress.console)
                 if leads and _JSON.value:  # after each case: a run that is cut short leaves some
                     report.write_json(_JSON.value, _environment(device), results)

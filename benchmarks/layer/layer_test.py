@@ -42,6 +42,9 @@ def test_every_layer_is_right_and_measured(ranks, tmp_path):
     assert document["environment"]["ranks"] == ranks
     for case in document["cases"]:
         assert len(case["layers"]) >= 5 and "MoK" in case["layers"]
+        assert "product" not in case["layers"]
+        for rate in ("burst", "sustained", "burst_in_turns", "sustained_in_turns"):
+            assert case[f"{rate}_teraflops"] > 0
         for times in case["layers"].values():
             assert 0 < times["forward"] < times["forward_backward"]
     assert "MoK: error against float64 at most" in result.stdout
@@ -52,7 +55,7 @@ def test_single_layers_can_be_chosen_and_backwards_left_out():
     result = run("--family=model", "--ranks=2", "--layer=mok", "--forward_only=MoK", "--nocheck")
     assert result.returncode == 0, result.stderr
     (line,) = (line for line in result.stdout.splitlines() if line.startswith(" MoK"))
-    assert line.split()[-7:] == ["-"] * 7
+    assert line.split()[-8:] == ["-"] * 8
     assert "all-gather" not in result.stdout
 
 

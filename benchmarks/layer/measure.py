@@ -1,7 +1,8 @@
 """The protocol: layers take turns, ranks are aligned, rates of the machine are of the same run.
 
 Power capping makes any other comparison worthless: what a kernel's rate is depends on what ran
-before it. Each iteration times every layer once, in an order that all ranks draw alike; each timed
+before it. Rates are therefore measured twice, by themselves and in turns with the layers. Each
+iteration times every layer once, in an order that all ranks draw alike; each timed
 pass follows a sleep on the device, which hides the host's launches, and an all-reduce of 4 bytes,
 which aligns the ranks. A pass costs what it costs the slowest rank; medians are reported.
 """
@@ -18,7 +19,8 @@ from benchmarks.layer.layers import Layer
 
 # At the highest clock of an H200: a sleep is never shorter than asked for.
 _SLEEP_CYCLES_PER_MS = 1_980_000
-_GEMM_SIZE = 8192
+_GEMM_SIZE, _TINY_GEMM = 8192, 256  # the tiny one stands for a CPU's rate
+_ROW, _TURN_PRODUCTS = 60, 5
 _PAUSE_MS = 20
 _PLAN_EVERY = 3
 
@@ -59,6 +61,49 @@ class Clock:
 
 
 @dataclasses.dataclass
+class Rates:
+    """TFLOP/s of an 8192 x 8192 x 8192 bf16 product on the slowest rank, random operands."""
+
+    burst: float  # single products
+    sustained: float  # products in a row
+
+
+class Product:
+    """The product whose rates are measured; takes turns with layers as one of them would.
+
+    Its forward is one product. With its backward there are _TURN_PRODUCTS in a row, on an H200 as
+    long as both passes of a large layer.
+    """
+
+    name = "product"
+
+    def __init__(self, device: torch.device):
+        is_cuda = device.type == "cuda"
+        size = _GEMM_SIZE if is_cuda else _TINY_GEMM
+        dtype = torch.bfloat16 if is_cuda else torch.float32
+        self._a, self._b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        self._out = torch.empty_like(self._a)
+        self._gigaflop = 2.0 * size**3 * 1e-9
+
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            torch.mm(self._a, self._b, out=self._out)
+
+    def plan(self) -> None:
+        pass
+
+    def forward(self) -> None:
+        self.run(1)
+
+    def backward(self) -> None:
+        self.run(_TURN_PRODUCTS - 1)
+
+    def rates(self, single_ms: float, row_ms: float, row: int = _TURN_PRODUCTS) -> Rates:
+        """From the times of one product and of `row` in a row."""
+        return Rates(self._gigaflop / single_ms, row * self._gigaflop / row_ms)
+
+
+@dataclasses.dataclass
 class Times:
     """Median milliseconds."""
 
@@ -68,7 +113,9 @@ class Times:
     forward_backward: float | None  # None: the layer has no backward
 
 
-def time_pass(layer: Layer, clock: Clock, with_plan: bool, with_backward: bool) -> list[float]:
+def time_pass(
+    layer: Layer | Product, clock: Clock, with_plan: bool, with_backward: bool
+) -> list[float]:
     """Milliseconds in the host's forward call; to the forward's end; to the backward's end."""
     clock.synchronize()
     clock.align()
@@ -87,7 +134,7 @@ def time_pass(layer: Layer, clock: Clock, with_plan: bool, with_backward: bool) 
 
 
 def measure_layers(
-    layers: list[Layer],
+    layers: list[Layer | Product],
     forward_only: set[str],
     clock: Clock,
     iterations: int,
@@ -135,36 +182,21 @@ def _median_of_slowest(times: list[float], device: torch.device) -> float:
     return slowest.median().item()
 
 
-@dataclasses.dataclass
-class Rates:
-    """TFLOP/s of an 8192 x 8192 x 8192 bf16 product on the slowest rank, random operands."""
-
-    burst: float  # products 20 ms apart
-    sustained: float  # 60 back to back
-
-
-def measure_rates(device: torch.device, size: int = _GEMM_SIZE) -> Rates:
-    """Collective: all ranks at once, as in a layer."""
+def measure_rates(device: torch.device, product: Product) -> Rates:
+    """Collective: all ranks at once, as in a layer. Single products 20 ms apart, 60 in a row."""
     # Between single products the device spins: that draws little power, and an idle device seems to
     # lower its clock, so that a product 50 ms after the last one ran slower than 60 in a row.
     clock, spaced = Clock(device), Clock(device, _PAUSE_MS)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    out = torch.empty_like(a)
 
     def run(count: int, before: Clock = clock) -> float:
         clock.synchronize()
         before.align()
         begin = clock.mark()
-        for _ in range(count):
-            torch.mm(a, b, out=out)
+        product.run(count)
         end = clock.mark()
         clock.synchronize()
-        return clock.elapsed_ms(begin, end) / count
+        return clock.elapsed_ms(begin, end)
 
     run(3)
-    bursts = [run(1, spaced) for _ in range(9)]
-    teraflop = 2.0 * size**3 * 1e-12
-    burst = teraflop / (_median_of_slowest(bursts, device) * 1e-3)
-    sustained = teraflop / (_median_of_slowest([run(60)], device) * 1e-3)
-    return Rates(burst, sustained)
+    single = _median_of_slowest([run(1, spaced) for _ in range(9)], device)
+    return product.rates(single, _median_of_slowest([run(_ROW)], device), _ROW)

@@ -23,19 +23,21 @@ class CaseResult:
     case: Case
     load: Load
     rates: Rates
+    turn_rates: Rates  # of products in turns with the layers
     times: dict[str, Times]
     link_bytes: dict[str, float]  # of each layer's forward
     memory: dict[str, Memory] = dataclasses.field(default_factory=dict)  # of a step, on GPUs
 
-    def floor_ms(self, forward: bool) -> float:
+    def floor_ms(self, forward: bool, in_turns: bool = False) -> float:
         """The least time of a forward at the burst rate, or of both passes at the sustained one.
 
         FLOPs of the busiest rank over the rate or, if that takes longer, bytes of the busiest link
-        direction over the link's rate.
+        direction over the link's rate. in_turns: at the rates that products have between layers.
         """
-        passes, link_passes, rate = (1, 1, self.rates.burst)
+        rates = self.turn_rates if in_turns else self.rates
+        passes, link_passes, rate = (1, 1, rates.burst)
         if not forward:
-            passes, link_passes, rate = (3, 2, self.rates.sustained)
+            passes, link_passes, rate = (3, 2, rates.sustained)
         compute = passes * self.case.flops(self.load.rows) / (rate * 1e12)
         link = link_passes * self.load.link_bytes / (LINK_GIGABYTES * 1e9)
         return max(compute, link) * 1e3
@@ -52,8 +54,12 @@ class CaseResult:
             "busiest_link_bytes": self.load.link_bytes,
             "burst_teraflops": self.rates.burst,
             "sustained_teraflops": self.rates.sustained,
+            "burst_in_turns_teraflops": self.turn_rates.burst,
+            "sustained_in_turns_teraflops": self.turn_rates.sustained,
             "forward_floor_ms": self.floor_ms(True),
             "forward_backward_floor_ms": self.floor_ms(False),
+            "forward_floor_in_turns_ms": self.floor_ms(True, in_turns=True),
+            "forward_backward_floor_in_turns_ms": self.floor_ms(False, in_turns=True),
             "layers": {
                 name: dataclasses.asdict(times)
                 | {"link_bytes": self.link_bytes[name]}
@@ -79,21 +85,22 @@ def _number(value: float | None, pattern: str) -> str:
 
 def _rows(result: CaseResult):
     """One row of cells for each layer, the fastest forward first."""
-    floors = {"forward": result.floor_ms(True), "forward_backward": result.floor_ms(False)}
     flops = result.case.flops(result.load.rows)
     for name, times in sorted(result.times.items(), key=lambda item: item[1].forward):
         cells = [name]
         for field, passes, link_passes in (("forward", 1, 1), ("forward_backward", 3, 2)):
             value, best = getattr(times, field), result.best_peer_ms(field)
-            rate = gigabytes = over_floor = over_peer = None
+            is_forward = field == "forward"
+            rate = gigabytes = over_floor = over_turns = over_peer = None
             if value is not None:
                 rate = passes * flops / value * 1e-9
                 gigabytes = link_passes * result.link_bytes[name] / value * 1e-6
-                over_floor = value / floors[field]
+                over_floor = value / result.floor_ms(is_forward)
+                over_turns = value / result.floor_ms(is_forward, in_turns=True)
                 over_peer = None if best is None else best / value
             cells += [_number(value, ".3f"), _number(rate, ".0f"), _number(gigabytes, ".0f")]
-            cells += [_number(over_floor, ".2f"), _number(over_peer, ".2f")]
-            if field == "forward":
+            cells += [_number(ratio, ".2f") for ratio in (over_floor, over_turns, over_peer)]
+            if is_forward:
                 cells += [_number(times.planned_forward, ".3f"), _number(times.host, ".3f")]
         memory = result.memory.get(name)
         cells.append("-" if memory is None else f"{memory.measured * 1e-9:.2f}")
@@ -104,15 +111,17 @@ def _rows(result: CaseResult):
 
 def print_result(result: CaseResult, console: rich.console.Console) -> None:
     """The table of one case."""
-    rates = result.rates
+    rates, turn_rates = result.rates, result.turn_rates
     title = (
         f"{result.case.name}: floor {result.floor_ms(True):.3f} ms forward at the burst rate "
         f"({rates.burst:.0f} TFLOP/s), {result.floor_ms(False):.3f} ms forward+backward at the "
-        f"sustained rate ({rates.sustained:.0f}); vs peer: the best peer's time over this one"
+        f"sustained rate ({rates.sustained:.0f}); x turns: the same at {turn_rates.burst:.0f} and "
+        f"{turn_rates.sustained:.0f} TFLOP/s, which products reach in turns with the layers; "
+        "vs peer: the best peer's time over this one"
     )
     table = rich.table.Table(title=title, box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("layer", no_wrap=True)
-    both = ("TFLOP/s", "link GB/s", "x floor", "vs peer")
+    both = ("TFLOP/s", "link GB/s", "x floor", "x turns", "vs peer")
     for column in (
         "fwd ms",
         *both,

@@ -22,12 +22,15 @@ def result() -> CaseResult:
     }
     link_bytes = {"MoK": 2e8, "peer": 1e8, "other": 2e8}
     memory = {"peer": Memory(3 * 10**9, 2 * 10**9, 5 * 10**8)}
-    return CaseResult(case, Load(16384, 2.3e8), Rates(786, 678), times, link_bytes, memory)
+    rates, turn_rates = Rates(786, 678), Rates(680, 640)
+    return CaseResult(case, Load(16384, 2.3e8), rates, turn_rates, times, link_bytes, memory)
 
 
 def test_floors(result):
     assert result.floor_ms(True) == pytest.approx(2.065, abs=1e-3)
     assert result.floor_ms(False) == pytest.approx(7.18, abs=1e-2)  # the design's table has 7.19
+    assert result.floor_ms(True, in_turns=True) == pytest.approx(2.065 * 786 / 680, abs=1e-3)
+    assert result.floor_ms(False, in_turns=True) == pytest.approx(7.18 * 678 / 640, abs=1e-2)
     result.load = Load(16384, 372e9)
     assert result.floor_ms(True) == pytest.approx(1000)
     assert result.floor_ms(False) == pytest.approx(2000)
@@ -43,8 +46,8 @@ def test_table_shows_ratios(result):
     print_result(result, rich.console.Console(file=text, width=200))
     (line,) = (line for line in text.getvalue().splitlines() if line.startswith(" MoK"))
     cells = line.split()
-    assert cells[1:8] == ["2.000", "812", "100", "0.97", "1.50", "2.100", "0.100"]
-    assert cells[8:] == ["-"] * 8
+    assert cells[1:9] == ["2.000", "812", "100", "0.97", "0.84", "1.50", "2.100", "0.100"]
+    assert cells[9:] == ["-"] * 9
     (line,) = (line for line in text.getvalue().splitlines() if line.startswith(" peer"))
     assert line.split()[-3:] == ["3.00", "1.50", "1.20"]
 

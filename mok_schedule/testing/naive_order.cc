@@ -129,8 +129,9 @@ class NaiveOrder {
     tasks_.push_back({kind, block, tile, expert, macrobatch});
   }
 
-  void AddTokenBlocks(TaskKind kind, int tiles) {
-    const int panel = static_cast<int>(shape_.ring.minibatch_blocks);
+  void AddTokenBlocks(TaskKind kind, int tiles, int panel_blocks = 0) {
+    const int panel =
+        panel_blocks > 0 ? panel_blocks : static_cast<int>(shape_.ring.minibatch_blocks);
     const int end = static_cast<int>(shape_.token_blocks);
     for (int first = 0; first < end; first += panel) {
       for (int tile = 0; tile < tiles; ++tile) {
@@ -143,7 +144,8 @@ class NaiveOrder {
 
   // The shared expert's last tiles.
   void AddShared(TaskKind kind) {
-    AddTokenBlocks(kind, shape_.has_shared_expert() ? shape_.hidden_tiles : 0);
+    AddTokenBlocks(kind, shape_.has_shared_expert() ? shape_.hidden_tiles : 0,
+                   shape_.output_panel_blocks);
   }
 
   void AddReduction(TaskKind last_shared) {
