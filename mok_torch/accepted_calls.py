@@ -31,7 +31,8 @@ def key_of_call(
 ) -> tuple[Hashable | None, list[int]]:
     """A call's key, and what the key leaves out: the tensors' addresses, 0 for None.
 
-    The key is None if the call may be of a kind that the checks refuse or convert.
+    The key is None if the call may be of a kind that the checks refuse or convert. Under
+    torch.jit.trace, where sizes are tensors, no key equals another.
 
     Args:
       settings: everything the checks look at beside the tensors.

@@ -1,5 +1,6 @@
 """Training on one GPU: autograd, checkpointing, accumulation, compilation, CUDA graphs."""
 
+import contextlib
 import copy
 
 import pytest
@@ -120,6 +121,20 @@ def test_the_operator_and_the_function_agree(macrobatch):
         out = call(idx, tensors, config=config)
         (d_x,) = torch.autograd.grad(out.sum(), tensors[:1], create_graph=True)
         d_x.sum().backward()
+
+
+@pytest.mark.parametrize("enter", [torch.device, torch.set_default_device])
+def test_a_default_device_leaves_the_call_to_the_function(enter):
+    """It is a mode, but one that looks at nothing."""
+    idx, tensors = leaves()
+    expected = gradients(call(idx, tensors), tensors)
+    try:
+        with contextlib.nullcontext() if (entered := enter("cuda")) is None else entered:
+            out = call(idx, tensors)
+            assert type(out.grad_fn).__name__ == "_MoeBackward"
+            assert_equal(gradients(out, tensors), expected)
+    finally:
+        torch.set_default_device(None)
 
 
 class CountOperators(TorchDispatchMode):

@@ -182,3 +182,25 @@ def test_the_ring_of_a_gpu_does_not_fit_a_host(space):
     common = (None, other, on_host, context, torch.ones_like(out))
     with pytest.raises(TypeError, match=r"context\.ring"):
         functional.backward(*common, *calls.tensors())
+
+
+def test_a_trace_of_recognised_calls_is_refused(space):
+    """The sizes of a traced tensor are tensors: keys with them equal no other."""
+    calls = Calls(space)
+    schedule, out, context = calls.forward()
+    calls.backward(schedule, out, context)
+    common, (x, *others) = (*calls.common, schedule), calls.tensors()
+
+    def build_schedule(topk_idx):
+        calls.topk_idx = topk_idx
+        calls.schedule()
+
+    traced = {
+        "build_schedule": (build_schedule, calls.topk_idx),
+        "forward": (lambda x: functional.forward(*common, x, *others)[0], x),
+        "backward": (lambda d_out: calls.backward(schedule, d_out, context)[0], out),
+    }
+    for name, (function, argument) in traced.items():
+        with pytest.raises(NotImplementedError, match=f"^{name}: torch.jit.trace"):
+            torch.jit.trace(function, (argument,))
+    assert space.reported == [_C.OP_SCHEDULE, _C.OP_FORWARD, _C.OP_BACKWARD]

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from mok_torch import _C, cuda_passes, custom_ops, moe_main_grads, passes
 from mok_torch.accepted_calls import key_of_call
@@ -65,11 +67,22 @@ def applies(x) -> bool:
         and x.is_cuda
         and not torch.compiler.is_compiling()
         and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._is_torch_function_mode_enabled()
+        and _modes_only_set_a_device()
         and not torch._C._are_functorch_transforms_active()
         and torch._C._get_tracing_state() is None
         and forward_ad._current_level < 0
     )
+
+
+def _modes_only_set_a_device() -> bool:
+    """Whether no mode sees calls of PyTorch's functions but torch.set_default_device's.
+
+    That one, also of `with torch.device(...)`, names a device where a call names none, as no call
+    here does.
+    """
+    if not torch._C._is_torch_function_mode_enabled():
+        return True
+    return all(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def find(
