@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from mok_torch import _C
 from mok_torch.scalars import MAX_SIZE, as_choice, as_integer, as_number
 
@@ -83,9 +81,3 @@ class MoKConfig:
                     f"{name}: expected fewer than num_sms = {self.num_sms}, got "
                     f"{getattr(self, name)}"
                 )
-
-    def threads_of_rank(self, ranks_in_process: int) -> int:
-        """Compute threads of one rank when ranks_in_process of them share this process."""
-        if self.num_threads is not None:
-            return self.num_threads
-        return max(1, torch.get_num_threads() // ranks_in_process)

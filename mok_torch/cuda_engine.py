@@ -394,7 +394,3 @@ class CudaEngine:
         self._heap[0][self.memory.heap_zero_bytes :].fill_(0xFF)
         torch.cuda.synchronize(self.device)
         self._poisoned = True
-
-    @property
-    def is_poisoned(self) -> bool:
-        return self._poisoned

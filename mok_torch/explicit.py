@@ -86,6 +86,12 @@ def build_schedule(
       top_experts: int64 (or int32) [T, K], global expert ids in [-1, E); -1: no route.
       num_local_experts: El, the experts of this rank: 0 to 2^20.
       num_experts: see moe.
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: on every rank, for what is wrong on one. An expert
+        id out of range only the GPU sees: ValueError in the next call that builds a schedule, or in
+        Workspace.check().
+      RankTimeoutError: a rank did not come; on GPUs in such a later call too.
     """
     require_workspace(workspace)
     settings = ("schedule", config, exactly(num_local_experts), exactly(num_experts))
@@ -145,17 +151,25 @@ def forward(
     """The layer without autograd. Collective.
 
     Args:
-      x: [T, H]; any leading dimensions will do.
+      x: [T, H] of the workspace's dtype, bfloat16 or, on a CPU, float32; any leading dimensions
+        will do.
       router_weights: fp32 [T, K].
       shared_gate_weights, shared_up_weights, shared_down_weights: [Is, H], [Is, H], [H, Is], or
         None all three.
       routed_gate_weights, routed_up_weights, routed_down_weights: [El, I, H], [El, I, H],
-        [El, H, I].
+        [El, H, I]. All weights are of x's dtype.
       swiglu_limit: see moe.
       shared_scale: fp32 [T], a factor of the shared expert's output, or None for 1.
 
     Returns:
       The output, of x's shape and dtype, and the context for the backward.
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: for what is wrong on this rank. Of several ranks
+        on a CPU, each raises it. Of several on GPUs, this one has left the workspace for good, as
+        with any other error here (memory that runs out): the others raise in Workspace.check() or
+        after their next schedule, and all have to make a new workspace (get_workspace does).
+      RankTimeoutError: a rank did not come; on GPUs in a later call or Workspace.check().
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
@@ -221,8 +235,11 @@ def recompute_forward_context(
     """A context in place of one that was dropped after its forward: same bits in the backward.
 
     Nothing is computed here and no rank is met: the backward refills the ring, between its own
-    exchanges, which is cheaper than a second forward. Arguments as in forward. An error reaches the
-    other ranks in their backward.
+    exchanges, which is cheaper than a second forward. Arguments as in forward.
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: as forward, but the other ranks of a CPU raise in
+        their backward.
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
@@ -271,13 +288,16 @@ def backward(
       weight_grad_dtype: of the weight gradients that are returned, torch.float32 or (None) that of
         the weights.
       main_grads: buffers to add the weight gradients to, in fp32, rounded once.
-      Others: as in forward.
+      Others: as in forward; x and all weights of the forward's dtype.
 
     Returns:
       (d_x, d_router_weights, d_w_routed_gate, d_w_routed_up, d_w_routed_down, d_w_shared_gate,
       d_w_shared_up, d_w_shared_down), then d_shared_scale if shared_scale was given. Gradients of
       shared weights that are None are None. A gradient that was added to a main_grads buffer is
       that buffer.
+
+    Raises:
+      As forward.
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)

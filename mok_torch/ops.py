@@ -95,6 +95,10 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
     Computed in fp32 whatever the floating-point dtypes of x and weight, also under autocast, and
     batch-invariant: the bits of a token's logits, and of their gradient with respect to the token,
     depend on the token and the weight only, not on the other tokens of the call.
+
+    Raises:
+      ValueError, TypeError: wrong arguments; on this rank alone, as no other is met.
+      NotImplementedError: transforms of torch.func, forward-mode differentiation.
     """
     refuse_transforms("router_logits")
     require_input("x", x, "router_logits")

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-VOCABULARY = 256  # A token is a byte.
 _VALIDATION_SHARE = 0.1
 
 

@@ -21,7 +21,7 @@ from mok_torch.fan_out import fan_out
 class ModelConfig:
     """Sizes of the model; enough, with the weights, to load a checkpoint."""
 
-    vocabulary: int = 256
+    vocabulary: int = 256  # a token is a byte
     context: int = 256
     hidden: int = 192
     layers: int = 4
