@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mok_torch import _C, cuda_engine, explicit, explicit_cuda, functional, moe_cuda
+from mok_torch import _C, cuda_engine, explicit, explicit_cuda, functional, passes
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_test_support import CASE, HostEngine, let_host_be_gpu, make_space
 from mok_torch.main_grads import MainGrads
@@ -85,7 +85,7 @@ def test_no_memory_for_moes_gradients(space, monkeypatch, recognised):
     if recognised:
         calls.moe().sum().backward()
     out = calls.moe()
-    monkeypatch.setattr(moe_cuda, "_new_grads", out_of_memory)
+    monkeypatch.setattr(passes, "new_needed_grads", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         out.sum().backward()
     assert space.reported == [_C.OP_BACKWARD]

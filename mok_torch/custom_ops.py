@@ -29,7 +29,8 @@ from mok_torch.checks import (
     require_shape,
     require_tensor,
 )
-from mok_torch.passes import LayerCall, LayerGrads, Ring, WeightGrads
+from mok_torch.cuda_passes import CudaSchedule
+from mok_torch.passes import LayerCall, LayerGrads, Ring
 from mok_torch.plan import Plan, capacity_rows, tokens_in_plan
 from mok_torch.workspace import (
     DEFAULT_HANDLE,
@@ -132,11 +133,26 @@ def check_forward(
     return owner, Plan(*plan), limit, layer, routes
 
 
-def check_d_out(d_out: Tensor, x: Tensor):
-    """Checks the gradient of the output against x."""
+def check_backward(
+    inputs: Sequence[Tensor | None], words: Tensor, plan: Plan, owner: Workspace
+) -> tuple[LayerTensors, Tensor, _C.Schedule | CudaSchedule]:
+    """The checks of a backward that do not concern its ring.
+
+    inputs: d_out, x, topk_weight, the six weights, shared_scale. words: what a forward has saved of
+    its schedule.
+
+    Returns:
+      The tensors, d_out [T, H], the schedule.
+    """
+    d_out, x, topk_weight, *others = inputs
+    layer = check_layer(x, topk_weight, others[:3], others[3:], owner)
     require_tensor("d_out", d_out, x.device)
     require_dtype("d_out", d_out, x.dtype, " (the dtype of x)")
     require_shape("d_out", d_out, x.shape, "of x")
+    owner.require_room("x", layer.num_tokens)
+    schedule = passes.load_schedule(words, layer, plan, owner)
+    passes.check_schedule(schedule, layer)
+    return layer, dense(d_out.reshape(layer.x.shape)), schedule
 
 
 @moe_forward.register_fake
@@ -200,7 +216,7 @@ def moe_backward(
         (d_out, x, topk_weight, *weights, shared_scale),
         saved,
         (workspace, plan, swiglu_limit),
-        lambda layer: _empty_grads(layer, weights, weight_needed),
+        lambda layer: passes.new_needed_grads(layer.tensors(), weight_needed),
     )
     d_weights = (*grads.routed[:3], *grads.shared[:3])
     d_scale = topk_weight.new_empty(0)
@@ -231,7 +247,7 @@ def run_backward(
     Returns:
       What new_grads made.
     """
-    d_out, x, topk_weight, *others = inputs
+    x, topk_weight = inputs[1:3]
     words, *ring = saved
     workspace, plan, swiglu_limit = settings
     owner = _find_workspace(workspace, x, topk_weight, "topk_weight")
@@ -239,12 +255,7 @@ def run_backward(
         plan = Plan(*plan)
         _refuse_forward_mode("moe_backward", ("d_out", *_INPUT_NAMES), inputs)
         limit = check_swiglu_limit(swiglu_limit)
-        layer = check_layer(x, topk_weight, others[:3], others[3:], owner)
-        check_d_out(d_out, x)
-        owner.require_room("x", layer.num_tokens)
-        d_tokens = dense(d_out.reshape(layer.x.shape))
-        schedule = passes.load_schedule(words, layer, plan, owner)
-        passes.check_schedule(schedule, layer)
+        layer, d_tokens, schedule = check_backward(inputs, words, plan, owner)
         ring = Ring(*map(dense, ring))
         passes.check_ring(_RING_NAMES, ring, layer, plan.ring_rows)
         if passes.overwrites_ring(schedule):
@@ -259,21 +270,6 @@ def run_backward(
     with in_words_of(MOE_NAMES):
         passes.run_backward(call, d_tokens, 1, grads)
     return grads
-
-
-def _empty_grads(layer: LayerTensors, weights, weight_needed: Sequence[bool]) -> LayerGrads:
-    d_weights = [
-        passes.new_gradient(weight, weight.dtype) if needed and weight is not None else None
-        for weight, needed in zip(weights, weight_needed, strict=True)
-    ]
-    has_scale = layer.shared is not None and layer.shared.scale is not None
-    return LayerGrads(
-        x=layer.x.new_empty(layer.x.shape),
-        topk_weight=layer.topk_weight.new_empty(layer.topk_weight.shape),
-        shared_scale=layer.topk_weight.new_empty(layer.num_tokens) if has_scale else None,
-        routed=WeightGrads(*d_weights[:3]),
-        shared=WeightGrads(*d_weights[3:]),
-    )
 
 
 @moe_backward.register_fake

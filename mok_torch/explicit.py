@@ -279,7 +279,7 @@ def backward(
     weight_grad_dtype: torch.dtype | None = None,
     main_grads: MainGrads | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the layer. Collective.
+    """The gradients of the layer. Collective. Raises what forward does.
 
     Args:
       context: from forward or recompute_forward_context. It may be used again: the second backward
@@ -295,9 +295,6 @@ def backward(
       d_w_shared_up, d_w_shared_down), then d_shared_scale if shared_scale was given. Gradients of
       shared weights that are None are None. A gradient that was added to a main_grads buffer is
       that buffer.
-
-    Raises:
-      As forward.
     """
     routed = (routed_gate_weights, routed_up_weights, routed_down_weights)
     shared = (shared_gate_weights, shared_up_weights, shared_down_weights, shared_scale)
@@ -424,17 +421,13 @@ def _new_grads(tensors, weight_grad_dtype, main_grads: MainGrads | None) -> Laye
 
     Raises if main_grads share memory with x or weights: a key does not hold these addresses.
     """
-    x, router_weights, *weights, scale = tensors
+    x, _, *weights, _ = tensors
     if main_grads is not None:
         refuse_shared_memory(main_grads, (x, *weights))
     dtype = x.dtype if weight_grad_dtype is None else weight_grad_dtype
-    return LayerGrads(
-        x=passes.new_output(x),
-        topk_weight=passes.new_output(router_weights),
-        shared_scale=None if scale is None else passes.new_output(scale),
-        routed=_weight_grads(main_grads and main_grads[:3], weights[:3], dtype),
-        shared=_weight_grads(main_grads and main_grads[3:], weights[3:], dtype),
-    )
+    routed = _weight_grads(main_grads and main_grads[:3], weights[:3], dtype)
+    shared = _weight_grads(main_grads and main_grads[3:], weights[3:], dtype)
+    return passes.new_grads(tensors, routed, shared)
 
 
 def _weight_grads(buffers, weights, dtype: torch.dtype) -> WeightGrads:

@@ -20,12 +20,11 @@ from torch.utils._device import DeviceContext
 
 from mok_torch import _C, cuda_passes, custom_ops, moe_main_grads, passes
 from mok_torch.accepted_calls import key_of_call
-from mok_torch.checks import check_layer, dense, require_dtype, require_tensor
+from mok_torch.checks import dense
 from mok_torch.cuda_engine import CudaEngine
 from mok_torch.cuda_passes import PassCall, ScheduleCall
 from mok_torch.groups import SingleRank
 from mok_torch.main_grads import main_grads_of, tell_trainer
-from mok_torch.passes import LayerGrads, WeightGrads
 from mok_torch.plan import Plan
 from mok_torch.workspace import Workspace
 
@@ -223,7 +222,7 @@ def _backward(ctx, d_out: Tensor, saved, needed, kept_macrobatches: int):
     workspace, call, into = ctx.workspace, ctx.call, ctx.weights
     engine = workspace.engine
     if into is None:
-        grads = _new_grads(saved[:_NUM_INPUTS], needed)
+        grads = passes.new_needed_grads(saved[:_NUM_INPUTS], needed[2:8])
     else:
         buffers = main_grads_of(into, saved[0].dtype)
         grads = moe_main_grads.grads_into(buffers, saved[:_NUM_INPUTS])
@@ -250,33 +249,13 @@ def _check_backward(owner: Workspace, call: MoeCall, saved, d_out: Tensor, key):
     Returns:
       (the pass, the schedule's sizes), and the saved tensors and d_out as kernels read them.
     """
-    x, topk_weight, *weights, words, buffer = saved
-    layer = check_layer(x, topk_weight, weights[:3], weights[3:], owner)
-    custom_ops.check_d_out(d_out, x)
-    owner.require_room("x", layer.num_tokens)
-    require_tensor("schedule_words", words, layer.x.device)
-    require_dtype("schedule_words", words, torch.int32)
-    schedule = cuda_passes.load_schedule(words.contiguous(), layer, call.plan, owner)
+    *inputs, words, buffer = saved
+    inputs = (d_out, *inputs)
+    layer, d_tokens, schedule = custom_ops.check_backward(inputs, words, call.plan, owner)
     limit = call.forward.swiglu_limit
     engine, sizes = owner.engine, schedule.sizes
     backward = cuda_passes.pass_call(engine, call.plan, sizes, layer, limit, is_backward=True)
     buffer = dense(buffer)
     passes.check_buffer("ring", buffer, layer, backward.layout)
     engine.accepted.add(key, (backward, sizes))
-    return (backward, sizes), (*layer.tensors(), schedule.words, buffer), dense(d_out)
-
-
-def _new_grads(tensors, needed) -> LayerGrads:
-    """Outputs for LayerTensors.tensors(); of the weights only what is needed."""
-    x, topk_weight, *weights, scale = tensors
-    d_weights = [
-        passes.new_output(weight) if wanted and weight is not None else None
-        for weight, wanted in zip(weights, needed[2:8], strict=True)
-    ]
-    return LayerGrads(
-        x=passes.new_output(x),
-        topk_weight=passes.new_output(topk_weight),
-        shared_scale=None if scale is None else passes.new_output(scale),
-        routed=WeightGrads(*d_weights[:3]),
-        shared=WeightGrads(*d_weights[3:]),
-    )
+    return (backward, sizes), (*layer.tensors(), schedule.words, buffer), d_tokens

@@ -14,7 +14,7 @@ from torch import Tensor
 from mok_torch import _C, custom_ops
 from mok_torch.checks import LayerTensors
 from mok_torch.main_grads import MainGrads, main_grads_of, tell_trainer
-from mok_torch.passes import LayerGrads, WeightGrads, new_output
+from mok_torch.passes import LayerGrads, WeightGrads, new_grads
 from mok_torch.workspace import DEFAULT_HANDLE, reporting_errors_of, workspace_of_handle
 
 _NUM_WEIGHTS = 6
@@ -71,11 +71,5 @@ class _IntoMainGrads(torch.autograd.Function):
 
 def grads_into(buffers: MainGrads, tensors: Sequence[Tensor | None]) -> LayerGrads:
     """Outputs of a backward that adds to the buffers; tensors: as LayerTensors.tensors()."""
-    x, topk_weight, *_, scale = tensors
-    return LayerGrads(
-        x=new_output(x),
-        topk_weight=new_output(topk_weight),
-        shared_scale=None if scale is None else new_output(scale),
-        routed=WeightGrads(*buffers[:3], accumulate=True),
-        shared=WeightGrads(*buffers[3:], accumulate=True),
-    )
+    routed = WeightGrads(*buffers[:3], accumulate=True)
+    return new_grads(tensors, routed, WeightGrads(*buffers[3:], accumulate=True))

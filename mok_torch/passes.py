@@ -257,6 +257,33 @@ def new_gradient(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return recycled_empty(tuple(weight.shape), dtype)
 
 
+def new_grads(
+    tensors: Sequence[Tensor | None], routed: WeightGrads, shared: WeightGrads
+) -> LayerGrads:
+    """Outputs of a backward.
+
+    tensors: as LayerTensors.tensors(), with any leading dimensions. routed, shared: what the pass
+    writes or adds the weights' gradients to.
+    """
+    x, topk_weight, *_, scale = tensors
+    return LayerGrads(
+        x=new_output(x),
+        topk_weight=new_output(topk_weight),
+        shared_scale=None if scale is None else new_output(scale),
+        routed=routed,
+        shared=shared,
+    )
+
+
+def new_needed_grads(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> LayerGrads:
+    """new_grads, for the weights with memory for those gradients of the six that are needed."""
+    weights = [
+        new_gradient(weight, weight.dtype) if wanted and weight is not None else None
+        for weight, wanted in zip(tensors[2:8], needed, strict=True)
+    ]
+    return new_grads(tensors, WeightGrads(*weights[:3]), WeightGrads(*weights[3:]))
+
+
 def overwrites_ring(schedule) -> bool:
     """Whether a backward overwrites what the forward left in the ring.
 
@@ -298,6 +325,6 @@ def load_schedule(words: Tensor, layer: LayerTensors, plan: Plan, workspace: Wor
     require_tensor("schedule_words", words, layer.x.device)
     require_dtype("schedule_words", words, torch.int32)
     words = words.contiguous()
-    if words.is_cuda:
+    if workspace.on_gpu:
         return cuda_passes.load_schedule(words, layer, plan, workspace)
     return _C.Schedule.load(words.data_ptr(), words.numel())
