@@ -36,7 +36,7 @@ from mok_torch.router import (
     count_routes,
 )
 from mok_torch.scalars import MAX_SIZE, as_choice, as_flag, as_integer, as_number
-from mok_torch.workspace import Workspace, workspace_of_layer
+from mok_torch.workspace import Workspace, get_workspace, workspace_of_layer
 
 if torch.distributed.is_available():
     # PyTorch imports this at the first call of an operator. Were there a process group by then, its
@@ -215,12 +215,15 @@ class MoELayer(nn.Module):
 
         Collective. Layers of the same group and shapes share what is reserved. Call it before the
         first forward when ranks pass more tokens later than at first (a forward with too many
-        raises ValueError), and before torch.compile, which cannot trace it.
+        raises ValueError), and before torch.compile, which cannot trace it. Forwards of one rank
+        make room themselves, but not while a CUDA graph is captured. After a RankTimeoutError it
+        makes anew what that has left unusable, on one rank too.
         """
         with raising_on_every_rank(self.group, self.config):
             tokens = as_integer("max_tokens_per_rank", max_tokens_per_rank, 0, MAX_SIZE)
+            self._reserve_alone(tokens)
         if self.group.size == 1:
-            return  # functional.moe grows the workspace of a single rank itself
+            return
         # Held weakly by self.group: a layer must not keep a process group from being destroyed.
         group = self.group.group if isinstance(self.group, DistributedGroup) else self.group
         shapes = (self.hidden_size, self.router.config.top_k, PRECISIONS[self.precision])
@@ -228,6 +231,19 @@ class MoELayer(nn.Module):
         self._workspace = workspace_of_layer(
             self._common_arguments, self.config, group, device, tokens, shapes
         )
+
+    def _reserve_alone(self, tokens: int) -> None:
+        """As reserve, in the cached workspaces in which this layer meets no other rank."""
+        device, needed = self.router.weight.device, {}
+        if self.group.size == 1:
+            needed[self.router.config.top_k] = tokens
+        if self.shared_expert is not None and self.gradient_block is not None:
+            needed[1] = max(needed.get(1, 0), min(tokens, self.gradient_block))
+        if device.type == "meta":  # what is to run elsewhere
+            return
+        shapes = {"hidden_size": self.hidden_size, "dtype": PRECISIONS[self.precision]}
+        for topk, room in needed.items():
+            get_workspace(self.config, device=device, num_local_tokens=room, topk=topk, **shapes)
 
     @torch.no_grad()
     def reset_parameters(self, std: float = 0.02) -> None:

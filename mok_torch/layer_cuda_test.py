@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mok_torch import InProcessGroup, MoELayer, ops
+from mok_torch import InProcessGroup, MoELayer, RankTimeoutError, ops
+from mok_torch.groups import SingleRank
 from mok_torch.reference import relative_error, worst_row_error
 from mok_torch.self_test import run_on_ranks
 
@@ -70,6 +71,24 @@ def test_fp32_parameters_and_autocast():
         assert relative_error(out.cpu(), expected) < 4e-3
         with torch.autocast("cuda", dtype=BF16):
             assert torch.equal(layer(x.cuda()), out)
+
+
+def test_reserve_makes_what_is_unusable_anew():
+    layer = MoELayer(128, 96, 16, 4, dtype=BF16, device="cuda").eval()
+    x = torch.randn(75, 128).to(BF16).cuda()
+    key = (x.device, 128, 4, BF16)
+
+    def raise_timeout():
+        raise RankTimeoutError("a pass has not ended")
+
+    with torch.no_grad():
+        expected = layer(x)
+        broken = SingleRank.workspaces[key]
+        broken.engine.check_usable = raise_timeout
+        layer.reserve(1000)
+        made = SingleRank.workspaces[key]
+        assert made is not broken and made.num_local_tokens == 1000
+        assert torch.equal(layer(x), expected)
 
 
 def test_layers_of_ranks_that_share_the_gpu():

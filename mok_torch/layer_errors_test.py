@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from mok_torch import MoELayer, MoKConfig, functional
 from mok_torch.errors import RankTimeoutError
-from mok_torch.groups import DistributedGroup
+from mok_torch.groups import DistributedGroup, InProcessGroup, SingleRank
 from mok_torch.host_process_test_support import raised_by, run_processes
 from mok_torch.self_test import run_on_ranks
 
@@ -215,6 +215,33 @@ def test_a_constructor_that_is_not_collective_meets_nobody():
         return MoELayer(**SIZES, group=member, config=CONFIG)(torch.zeros(4, 32))
 
     run_on_ranks(work, 2)
+
+
+def raise_timeout(*arguments):
+    raise RankTimeoutError("a pass has not ended")
+
+
+@pytest.mark.parametrize("group", [None, InProcessGroup(1).member(0)], ids=["none", "one"])
+@pytest.mark.parametrize("broken", [2, 1])  # top_k, and the shared expert's
+def test_reserve_makes_what_is_unusable_anew_on_one_rank(group, broken):
+    layer = MoELayer(**SIZES, shared_intermediate_size=8, gradient_block=3, group=group)
+    layer.reserve(8)
+    x = torch.randn(8, 32)
+    expected = layer(x)
+    key = (torch.device("cpu"), 32, broken, torch.float32)
+    workspace = SingleRank.workspaces[key]
+    workspace.check = workspace.host_call = raise_timeout
+    for _ in range(2):  # no call replaces it silently
+        with pytest.raises(RankTimeoutError):
+            layer(x)
+    layer.reserve(100)
+    assert SingleRank.workspaces[key] is not workspace
+    assert SingleRank.workspaces[key].num_local_tokens == (100 if broken == 2 else 3)
+    assert torch.equal(layer(x), expected)
+
+
+def test_reserve_of_a_layer_without_memory():
+    MoELayer(**SIZES, device="meta", max_tokens_per_rank=8)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", torch.device("cuda")])

@@ -417,7 +417,11 @@ def require_workspace(workspace):
 def default_workspace(
     device: torch.device, hidden_size: int, topk: int, dtype: torch.dtype
 ) -> Workspace:
-    """The cached workspace of one rank, which grows as needed."""
+    """The cached workspace of one rank, which grows as needed.
+
+    Also one that a timeout has made unusable, so that the call that it is for raises that error;
+    get_workspace replaces it.
+    """
     cached = SingleRank.workspaces.get((device, hidden_size, topk, dtype))
     if cached is not None:
         return cached
