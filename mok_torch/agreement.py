@@ -10,7 +10,7 @@ import torch
 
 from mok_torch.config import MoKConfig
 from mok_torch.errors import as_shared_error
-from mok_torch.groups import WORKSPACE_CALL
+from mok_torch.groups import MAKING_CALL, WORKSPACE_CALL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,36 @@ def agree(group, make_request: Callable[[], Request]) -> Request:
         timeout_seconds=max(other.timeout_seconds for other in answers),
         has_cached=all(other.has_cached for other in answers),
     )
+
+
+def together(group, timeout_seconds: float, action: Callable[[], Any]) -> Any:
+    """What action returns, if it returns on every rank; else every rank raises.
+
+    Collective, while a workspace is made or grows. The action itself meets nobody: its error, of
+    any kind, reaches the ranks that wait for this one here.
+    """
+    result = problem = None
+    try:
+        result = action()
+    except Exception as error:
+        problem = error
+    shared = None if problem is None else as_shared_error(problem)[0]
+    try:
+        try:
+            answers = group.exchange(MAKING_CALL, shared, timeout_seconds)
+        except Exception as unheard:
+            if problem is None:
+                raise
+            raise problem from unheard
+        for peer, other in enumerate(answers):
+            if problem is None and other is not None:
+                problem = type(other)(f"rank {peer}: {other}")
+        if problem is not None:
+            problem.is_shared = True
+            raise problem
+    finally:
+        del problem  # which holds this frame, and through it what could not all be allocated
+    return result
 
 
 def _portable(answer: Request | Exception) -> Request | Exception:

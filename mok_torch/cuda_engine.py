@@ -10,14 +10,16 @@ num_experts open.
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mok_torch import _C
+from mok_torch import _C, retired_memory
 from mok_torch.accepted_calls import AcceptedCalls
+from mok_torch.agreement import together
 from mok_torch.errors import as_shared_error, error_of_code
 
 # Ranks that share a GPU queue the parts of a call one after the other (MokCudaPart).
@@ -107,40 +109,72 @@ def _refuse_autograds_thread():
         raise error
 
 
+class _OwnMemory(NamedTuple):
+    """What one rank allocates for its engine.
+
+    Attributes:
+      heap: which other ranks access too, see share_heap.
+      state: counters of its kernels.
+      records: of errors; on the host, where its kernels write them.
+      scratch: enough to tell the others of an error.
+    """
+
+    options: _C.CudaOptions
+    sizes: _C.CudaMemory
+    heap: Tensor
+    state: Tensor
+    records: Tensor
+    scratch: Tensor
+
+
+def _allocate(group, request: Any, device: torch.device) -> _OwnMemory:
+    """All of it, zeroed by the time this returns."""
+    _refuse_capture(device)
+    options = _C.CudaOptions()
+    options.rank, options.ep_size = group.rank, group.size
+    options.max_tokens = request.num_local_tokens
+    options.hidden, options.topk = request.hidden_size, request.topk
+    options.device = device.index
+    options.num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    options.timeout_seconds = request.timeout_seconds
+    sizes = _C.cuda_memory(options)
+    zeros = functools.partial(torch.zeros, dtype=torch.uint8)
+    own = _OwnMemory(
+        options,
+        sizes,
+        heap=group.new_heap(sizes.heap_bytes, device),
+        state=zeros(sizes.state_bytes, device=device),
+        records=zeros(sizes.record_bytes, device="cpu", pin_memory=True),
+        scratch=aligned_bytes(sizes.error_scratch_bytes, device),
+    )
+    retired_memory.synchronize(device)
+    return own
+
+
 class CudaEngine:
     """One rank's engine; the counterpart of _C.Workspace on the host."""
 
     def __init__(self, group, request: Any, device: torch.device):
         """Collective. request: the agreed sizes of the workspace."""
-        _refuse_capture(device)
+        timeout_seconds = request.timeout_seconds
+        group.check_device(device, timeout_seconds)
+        # All that may not be there on one rank, before ranks wait for each other in PyTorch.
+        own = together(group, timeout_seconds, lambda: _allocate(group, request, device))
         self.device = device
         self.ep_size: int = group.size
         self.topk: int = request.topk
         self.max_tokens: int = request.num_local_tokens  # of any rank
         self.shares_device: bool = group.shares_device  # the ranks are threads that share the GPU
         self._group = group
-        self._timeout_seconds = request.timeout_seconds
+        self._timeout_seconds = timeout_seconds
         self._poisoned = False
         # Whether a graph may hold this engine's addresses.
         self.was_captured = False
-        options = _C.CudaOptions()
-        options.rank, options.ep_size = group.rank, group.size
-        options.max_tokens = request.num_local_tokens
-        options.hidden, options.topk = request.hidden_size, request.topk
-        options.device = device.index
-        options.num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        options.timeout_seconds = request.timeout_seconds
-        self.memory = _C.cuda_memory(options)
-        self._heap, heap_of_rank = group.device_heap(
-            self.memory.heap_bytes, device, request.timeout_seconds
-        )
-        self._state = torch.zeros(self.memory.state_bytes, dtype=torch.uint8, device=device)
-        self._records = torch.zeros(
-            self.memory.record_bytes, dtype=torch.uint8, device="cpu", pin_memory=True
-        )
+        self.memory, self._state = own.sizes, own.state
+        self._heap, heap_of_rank = group.share_heap(own.heap, timeout_seconds)
+        retired_memory.keep_until_idle(self, own.records, device)
         self._stream = stream_address(device)  # of the last call
-        # Calls follow each other, so they share it.
-        self._scratch = aligned_bytes(self.memory.error_scratch_bytes, device)
+        self._scratch = own.scratch  # calls follow each other, so they share it
         # What calls allocate is like these: new_empty takes less time than torch.empty.
         self._like_words = torch.empty(0, dtype=torch.int32, device=device)
         self._like_ring = torch.empty(0, dtype=torch.bfloat16, device=device)
@@ -149,10 +183,9 @@ class CudaEngine:
         self.accepted = AcceptedCalls()
         # Threads share the default workspace, and autograd's share any: calls are queued whole.
         self._lock = threading.Lock()
-        torch.cuda.synchronize(device)
-        self._engine = _C.CudaWorkspace(
-            options, heap_of_rank, self._state.data_ptr(), self._records.data_ptr()
-        )
+        addresses = (heap_of_rank, own.state.data_ptr(), own.records.data_ptr())
+        create = functools.partial(_C.CudaWorkspace, own.options, *addresses)
+        self._engine = together(group, timeout_seconds, create)
 
     def staged_x(self, num_tokens: int, hidden: int) -> Tensor | None:
         """The heap's [num_tokens, hidden] bf16 from which peers read x; None for one rank."""

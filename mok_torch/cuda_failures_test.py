@@ -1,14 +1,21 @@
 """A rank whose host fails in a call on a GPU tells the others. Needs a CUDA build, no GPU."""
 
+import dataclasses
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mok_torch import _C, cuda_engine, explicit, explicit_cuda, functional, passes
+from mok_torch import workspace as workspaces
+from mok_torch.agreement import Request
 from mok_torch.config import MoKConfig
+from mok_torch.cuda_engine import CudaEngine
 from mok_torch.cuda_test_support import CASE, HostEngine, let_host_be_gpu, make_space
+from mok_torch.groups import InProcessMember
 from mok_torch.main_grads import MainGrads
+from mok_torch.self_test import run_on_ranks
 from mok_torch.test_support import routed_batch
 
 
@@ -156,6 +163,68 @@ def test_a_failure_to_grow_leaves_room_to_tell_it(monkeypatch):
     engine._engine.report_error = lambda args: told.append(args.scratch)
     engine.report_error(_C.OP_FORWARD, 1, "no memory")
     assert told == [engine._scratch.data_ptr()] and len(sizes) == 3
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What CudaWorkspaces were made of, by engines of ranks whose GPU is the host."""
+    made = []
+
+    def allocate(group, request, device):
+        heap, *others = (torch.zeros(8, dtype=torch.uint8) for _ in range(4))
+        return cuda_engine._OwnMemory(None, SimpleNamespace(heap_bytes=8), heap, *others)
+
+    monkeypatch.setattr(cuda_engine, "_allocate", allocate)
+    monkeypatch.setattr(cuda_engine, "stream_address", lambda device: 0)
+    monkeypatch.setattr(_C, "CudaWorkspace", lambda *given: made.append(given))
+    return made
+
+
+REQUEST = Request(CASE.hidden, CASE.topk, torch.bfloat16, 64, 60.0, "cuda")
+
+
+def test_an_engine_is_made_of_all_ranks_heaps(made):
+    engines = run_on_ranks(lambda member, _: CudaEngine(member, REQUEST, torch.device("cpu")), 2)
+    heaps = [engine._heap[0].data_ptr() for engine in engines]
+    assert len(set(heaps)) == 2 and [given[1] for given in made] == [heaps] * 2
+    assert {given[2] for given in made} == {engine._state.data_ptr() for engine in engines}
+
+
+@pytest.mark.parametrize("failing", ["_allocate", "CudaWorkspace"])
+def test_an_engine_that_cannot_be_made_on_one_rank(made, monkeypatch, failing):
+    """No rank then goes on to wait for it where PyTorch maps memory, or in a call."""
+    owner = cuda_engine if failing == "_allocate" else _C
+    succeed, share = getattr(owner, failing), InProcessMember.share_heap
+    without_memory, mapped = [], []
+
+    def may_fail(*given):
+        return out_of_memory() if threading.get_ident() in without_memory else succeed(*given)
+
+    def share_heap(member, *given):
+        mapped.append(member.rank)
+        return share(member, *given)
+
+    monkeypatch.setattr(owner, failing, may_fail)
+    monkeypatch.setattr(InProcessMember, "share_heap", share_heap)
+
+    def on_rank(member, rank):
+        if rank == 1:
+            without_memory.append(threading.get_ident())
+        with pytest.raises(RuntimeError, match=r"^(rank 1: OutOfMemoryError: )?no memory$"):
+            CudaEngine(member, REQUEST, torch.device("cpu"))
+
+    run_on_ranks(on_rank, 2)
+    assert sorted(mapped) == ([] if failing == "_allocate" else [0, 1])
+
+
+def test_a_workspace_that_cannot_grow_stays_as_it_is(space, monkeypatch):
+    engine = space.engine
+    engine.finish = lambda: None
+    space._group = SimpleNamespace(exchange=lambda _, own, __: [own], size=1, era=0)
+    monkeypatch.setattr(workspaces, "CudaEngine", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        space._grow(dataclasses.replace(REQUEST, num_local_tokens=128))
+    assert space.engine is engine and space.num_local_tokens == 64
 
 
 def test_buffers_without_a_key_are_not_remembered(space):

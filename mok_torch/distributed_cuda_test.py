@@ -4,13 +4,14 @@ Needs two GPUs of compute capability 9.0 that are linked: with fewer everything 
 runs on 3, 4 and 8 as well.
 """
 
+import os
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from mok_torch import MoELayer, RankTimeoutError
+from mok_torch import MoELayer, RankTimeoutError, cuda_engine
 from mok_torch.functional import MoKConfig, build_schedule, forward, moe
 from mok_torch.process_test_support import (
     BF16,
@@ -167,6 +168,46 @@ def hear_of_errors(rank, folder):
 
 def test_errors_reach_both_ranks(tmp_path):
     run_processes(hear_of_errors, tmp_path)
+
+
+def run_out_of_memory(rank, folder):
+    """One rank's GPU is full while a workspace is made, and while it grows."""
+    del folder
+    case, variable = CASES[0], "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+    before, allocate = os.environ.get(variable), cuda_engine._allocate
+    arguments, _ = rank_inputs(case, rank)
+
+    def allocate_in_vain(*given):
+        own = allocate(*given)
+        if rank == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own
+
+    def assert_every_rank_raises(call):
+        begin = time.monotonic()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cuda_engine, "_allocate", allocate_in_vain)
+            text = r"^(rank 1: OutOfMemoryError: )?CUDA out of memory$"
+            with pytest.raises(RuntimeError, match=text):
+                call()
+        assert time.monotonic() - begin < 10
+
+    assert_every_rank_raises(lambda: make_workspace(case))
+    workspace = make_workspace(case)
+    options = {"workspace": workspace, "num_experts": case.experts}
+    expected = moe(*arguments, **options)
+    assert_every_rank_raises(lambda: workspace.grow(1000))
+    assert torch.equal(moe(*arguments, **options), expected)
+    workspace.grow(1000)
+    assert torch.equal(moe(*arguments, **options), expected)
+    workspace.check()
+    # Multicast is off for this memory alone.
+    assert workspace.engine._heap[1].multicast_ptr == 0
+    assert os.environ.get(variable) == before
+
+
+def test_memory_that_runs_out_on_one_rank(tmp_path):
+    run_processes(run_out_of_memory, tmp_path)
 
 
 def run_ahead_of_an_error(rank, folder):

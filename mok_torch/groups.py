@@ -12,7 +12,14 @@ All three offer the same small interface:
                        made different calls all raise ValueError (StoreMeetings.exchange)
   host_record()        what create_engine needs from every rank, to be exchanged
   create_engine(...)   the C++ workspace of this rank (collective)
-  device_heap(...)     zeroed GPU memory of this rank that all ranks can access (collective)
+  check_device(device, timeout_seconds)
+                       raises, on every rank, unless the ranks' GPUs are what they can work on
+                       (collective)
+  new_heap(num_bytes, device)
+                       GPU memory (uint8) for share_heap; zero once the current stream is done
+  share_heap(heap, timeout_seconds)
+                       what keeps all ranks' heaps alive, own tensor first, and the address of each
+                       (collective)
 
 and those of several ranks:
 
@@ -41,7 +48,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mok_torch import _C
+from mok_torch import _C, symmetric_heap
 from mok_torch.config import MoKConfig
 from mok_torch.errors import RankTimeoutError, as_shared_error
 from mok_torch.meetings import EngineCall, Failure, Position, values_of_call
@@ -82,12 +89,14 @@ class SingleRank:
         del records
         return _C.Workspace.single(shape, timeout_seconds)
 
-    def device_heap(
-        self, num_bytes: int, device: torch.device, timeout_seconds: float
-    ) -> tuple[list[Tensor], list[int]]:
-        """What keeps the memory alive, own tensor (uint8) first, and every rank's address."""
+    def check_device(self, device: torch.device, timeout_seconds: float):
+        pass
+
+    def new_heap(self, num_bytes: int, device: torch.device) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+    def share_heap(self, heap: Tensor, timeout_seconds: float) -> tuple[list[Any], list[int]]:
         del timeout_seconds
-        heap = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         return [heap], [heap.data_ptr()]
 
 
@@ -225,20 +234,22 @@ class InProcessMember:
             self.rank, self.size, records[0]["handle"], shape, timeout_seconds
         )
 
-    def device_heap(
-        self, num_bytes: int, device: torch.device, timeout_seconds: float
-    ) -> tuple[list[Tensor], list[int]]:
-        """See SingleRank.device_heap. All ranks share one GPU."""
-        own = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        torch.cuda.synchronize(device)
-        heaps = self.exchange(MAKING_CALL, own, timeout_seconds)
-        for rank, heap in enumerate(heaps):
-            if heap.device != heaps[0].device:
+    def check_device(self, device: torch.device, timeout_seconds: float):
+        """All ranks share one GPU."""
+        devices = self.exchange(MAKING_CALL, device, timeout_seconds)
+        for rank, other in enumerate(devices):
+            if other != devices[0]:
                 raise ValueError(
                     "device: expected the same GPU on all ranks of an in-process group, got "
-                    f"{heaps[0].device} on rank 0 and {heap.device} on rank {rank}"
+                    f"{devices[0]} on rank 0 and {other} on rank {rank}"
                 )
-        return [own, *heaps], [heap.data_ptr() for heap in heaps]
+
+    def new_heap(self, num_bytes: int, device: torch.device) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+    def share_heap(self, heap: Tensor, timeout_seconds: float) -> tuple[list[Any], list[int]]:
+        heaps = self.exchange(MAKING_CALL, heap, timeout_seconds)
+        return [heap, *heaps], [other.data_ptr() for other in heaps]
 
 
 class DistributedGroup:
@@ -308,12 +319,8 @@ class DistributedGroup:
             self.rank, self.size, records[0]["name"], shape, timeout_seconds
         )
 
-    def device_heap(
-        self, num_bytes: int, device: torch.device, timeout_seconds: float
-    ) -> tuple[list[Any], list[int]]:
-        """See SingleRank.device_heap. PyTorch's symmetric memory, over NVLink."""
-        import torch.distributed._symmetric_memory as symmetric_memory
-
+    def check_device(self, device: torch.device, timeout_seconds: float):
+        """Each rank has a GPU of its own."""
         identities = self.exchange(MAKING_CALL, _device_identity(device), timeout_seconds)
         for rank, identity in enumerate(identities):
             first = identities.index(identity)
@@ -322,15 +329,14 @@ class DistributedGroup:
                     f"device: expected a GPU for each rank, got {identity} on ranks {first} and "
                     f"{rank} (torch.cuda.set_device(local_rank) before)"
                 )
-        # Nothing here uses NVLink multicast, and PyTorch shall not set it up either: it reads this
-        # when it maps the peers' memory.
-        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-        heap = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-        heap.zero_()
-        torch.cuda.synchronize(device)
-        mapped = symmetric_memory.rendezvous(heap, self.group.group_name)
-        # Every rank's zeros are in place before any rank goes on.
-        self.exchange(MAKING_CALL, None, timeout_seconds)
+
+    def new_heap(self, num_bytes: int, device: torch.device) -> Tensor:
+        return symmetric_heap.new_heap(num_bytes, device)
+
+    def share_heap(self, heap: Tensor, timeout_seconds: float) -> tuple[list[Any], list[int]]:
+        """Through PyTorch's symmetric memory, where the process group's timeout counts."""
+        del timeout_seconds
+        mapped = symmetric_heap.map_heap(heap, self.group.group_name)
         return [heap, mapped], list(mapped.buffer_ptrs)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mok_torch import _C
-from mok_torch.agreement import Request, agree
+from mok_torch.agreement import Request, agree, together
 from mok_torch.checks import as_device
 from mok_torch.config import MoKConfig
 from mok_torch.cuda_engine import CudaEngine, cuda_device, is_capturing
@@ -152,19 +152,7 @@ class Workspace:
 
     def _raise_what_was_found(self):
         """Raises, on every rank, what kernels of the engine that is to be replaced found wrong."""
-        found = None
-        try:
-            self.engine.finish()
-        except Exception as error:  # the other ranks are waiting, whatever it is
-            found = error
-        shared = None if found is None else as_shared_error(found)[0]
-        answers = self._group.exchange(MAKING_CALL, shared, self.timeout_seconds)
-        for peer, other in enumerate(answers):
-            if found is None and other is not None:
-                found = type(other)(f"rank {peer}: {other}")
-        if found is not None:
-            found.is_shared = True
-            raise found
+        together(self._group, self.timeout_seconds, self.engine.finish)
 
     def host_call(self, call: str):
         """Surrounds a collective call of the host's engine, in which ranks meet each other.
