@@ -62,7 +62,8 @@ Status Exhausted(int rank, const char* what, size_t wanted, uint64_t available) 
 
 // `bytes` of shared memory in a file without a name, all pages allocated: a page that does not fit
 // fails here, and not as SIGBUS at the first touch. A tmpfs that is larger than the free memory
-// would grant the pages and let the kernel kill a process for them; that is checked first.
+// would grant the pages and let the kernel kill a process for them; that is checked first, for this
+// rank alone: how much the others have taken already, nobody knows.
 StatusOr<FileDescriptor> AllocateSharedMemory(int rank, size_t bytes) {
   const uint64_t available_memory = AvailableMemory();
   if (bytes > available_memory && bytes <= AvailableSharedMemory()) {

@@ -88,7 +88,8 @@ struct PosixSharedMemoryOptions {
 // Errors, each naming the rank at fault:
 //   kInvalidArgument    bad option; ranks that disagree on size or bytes (both values, both ranks)
 //   kFailedPrecondition another live process holds this name and rank
-//   kResourceExhausted  /dev/shm or memory too small: bytes wanted and available
+//   kResourceExhausted  /dev/shm too small, or the machine's free memory for one rank's part: bytes
+//                       wanted and available
 //   kUnavailable        a peer died while the heap was being set up; a system call failed
 //   kDeadlineExceeded   peers that did not come within the timeout
 StatusOr<std::unique_ptr<SymmetricHeap>> CreatePosixSharedMemoryHeap(

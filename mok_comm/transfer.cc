@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "mok_core/status.h"
+
 namespace mok {
 namespace {
 
@@ -48,6 +50,8 @@ LocalRows RowsOf(const PeerBuffers& buffers, int rank) {
 // One memcpy where the rows of both sides are dense, else one per row.
 void CopyRows(const LocalRows& from, int64_t from_row, const LocalRows& to, int64_t to_row,
               int64_t num_rows) {
+  MOK_CHECK(from.row_bytes == to.row_bytes)
+      << "rows of " << from.row_bytes << " bytes, to rows of " << to.row_bytes;
   const std::byte* source = from.data + from_row * from.stride_bytes;
   std::byte* destination = to.data + to_row * to.stride_bytes;
   const auto row_bytes = static_cast<size_t>(from.row_bytes);

@@ -39,7 +39,8 @@ struct PeerBuffers {
   int64_t row_bytes = 0;
 };
 
-// The buffer on the side where the call runs. Rows may be further apart than they are long.
+// The buffer on the side where the call runs. Rows may be further apart than they are long, which
+// is as long as those of the PeerBuffers.
 struct LocalRows {
   std::byte* data = nullptr;
   int64_t row_bytes = 0;

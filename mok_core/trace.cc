@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <span>
+#include <vector>
 
 namespace mok {
 namespace {
@@ -108,16 +110,19 @@ Status TraceRecorder::WriteChromeTrace(const std::string& path,
   if (file == nullptr) {
     return UnavailableError("cannot open trace file ", path, ": ", std::strerror(errno));
   }
+  // Looked at once: workers may record meanwhile, and times count from the earliest event.
+  std::vector<std::span<const TraceEvent>> events;
   int64_t origin_ns = std::numeric_limits<int64_t>::max();
   for (int worker = 0; worker < num_workers_; ++worker) {
-    for (const TraceEvent& event : Events(worker)) origin_ns = std::min(origin_ns, event.begin_ns);
+    events.push_back(Events(worker));
+    for (const TraceEvent& event : events.back()) origin_ns = std::min(origin_ns, event.begin_ns);
   }
   int64_t num_dropped = 0;
   const char* separator = "\n";
   std::fputs("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[", file.get());
   for (int worker = 0; worker < num_workers_; ++worker) {
     num_dropped += DroppedEvents(worker);
-    for (const TraceEvent& event : Events(worker)) {
+    for (const TraceEvent& event : events[static_cast<size_t>(worker)]) {
       std::fputs(separator, file.get());
       std::fputs(EventJson(event, kind_name(event.kind), origin_ns, process_id).c_str(),
                  file.get());

@@ -1,5 +1,5 @@
-// Where a worker gets its next task. One contract for every placement: threads here, tickets and
-// cluster launch control on the GPU. A work source knows numbers, not tensors.
+// Where a worker gets its next task. One contract for every placement: threads here, tickets of a
+// persistent grid in device/ticket_work_source.h. A work source knows numbers, not tensors.
 #pragma once
 
 #include <atomic>

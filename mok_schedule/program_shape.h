@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "mok_core/bits.h"
 #include "mok_core/macros.h"
 #include "mok_schedule/ring_plan.h"
 #include "mok_schedule/routing_table.h"
@@ -22,8 +23,8 @@ struct ProgramShape {
   int32_t weight_grad_gate_up_tiles = 1;  // of WeightGradGateUp, per expert
   // Down and InputGrad take the row blocks of a minibatch in panels of this many, tiles outer and
   // blocks inner inside a panel, so that the first blocks can be sent before the last are computed;
-  // 0: the whole minibatch is one panel. Their shared twins likewise, so that TokenReduce of the
-  // first token blocks can begin before the last are computed.
+  // 0: the whole minibatch is one panel. Their shared twins likewise, unless they do TokenReduce's
+  // work: TokenReduce of the first token blocks can begin before the last are computed.
   int32_t output_panel_blocks = 0;
   // Likewise for GateUp, which has no rows to send early, but shares fewest operands in L2 when a
   // wave of tiles is a square.
@@ -62,7 +63,7 @@ struct ProgramShape {
   MOK_HOST_DEVICE bool fuses_token_reduce() const { return fused_reduce_width > 0; }
   // Per token block; the last one may have fewer tiles.
   MOK_HOST_DEVICE int32_t fused_reduce_tasks() const {
-    return (hidden_tiles + fused_reduce_width - 1) / fused_reduce_width;
+    return CeilDiv(hidden_tiles, fused_reduce_width);
   }
   // How many tasks of the compute queue, its last ones, sum the routes into the output.
   MOK_HOST_DEVICE int64_t num_reductions() const {

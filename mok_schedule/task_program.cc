@@ -42,7 +42,7 @@ Status CheckShape(const ProgramShape& shape, const RoutingTableView& table) {
                                  shape.shared_intermediate_tiles, 0, kMaxInt32));
   MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.kept_macrobatches", shape.kept_macrobatches, 0, 1));
   MOK_RETURN_IF_ERROR(CheckRange("ProgramShape.fused_reduce_width", shape.fused_reduce_width, 0,
-                                 shape.has_shared_expert() ? kMaxInt32 / 2 : 0));
+                                 shape.has_shared_expert() ? kMaxInt32 : 0));
   if (shape.pass == Pass::kBackward) {
     MOK_RETURN_IF_ERROR(
         CheckRange("ProgramShape.down_grad_tiles", shape.down_grad_tiles, 1, kMaxInt32));

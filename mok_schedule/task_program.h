@@ -31,9 +31,9 @@
 // waits for the exit barrier when its products are there.
 //
 // Inside a minibatch tiles are the outer loop and row blocks the inner one, so that a tile's
-// weights stay in cache (Down and InputGrad: in panels, see ProgramShape); token blocks of the
-// shared expert are taken in groups of the size of a minibatch (its last stage: of a panel).
-// Exchanges go block by block.
+// weights stay in cache (GateUp, Down and InputGrad: in panels, see ProgramShape); token blocks of
+// the shared expert are taken in groups of the size of a minibatch (its last stage, unless fused:
+// of a panel). Exchanges go block by block.
 //
 // The queues are subsequences of this order. Invariants (tested):
 //  - a task waits only for tasks that precede it in the merged order, so that any number of

@@ -64,12 +64,11 @@ GroupedGemmProblem ProblemOf(const MokGroupedGemmArgs& args) {
 }
 
 StatusOr<std::unique_ptr<MokGroupedGemm>> Create(const MokGroupedGemmArgs& args) {
-  constexpr int kHalfColumns = DefaultSm90GemmConfig<ColumnOrder::kNatural>::kHalfN;
   const GroupedGemmProblem problem = ProblemOf(args);
   const auto order = static_cast<ColumnOrder>(args.column_order);
   auto plan = std::make_unique<MokGroupedGemm>();
   plan->kernel = GroupedGemmKernel(order, problem.epilogue);
-  MOK_ASSIGN_OR_RETURN(plan->params, MakeGroupedGemmParams(problem, order, kHalfColumns));
+  MOK_ASSIGN_OR_RETURN(plan->params, MakeGroupedGemmParams(problem, plan->kernel));
   if (args.max_panel_blocks > 0) plan->params.max_panel_blocks = args.max_panel_blocks;
   MOK_ASSIGN_OR_RETURN(plan->record,
                        runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record"));

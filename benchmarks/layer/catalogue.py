@@ -1,7 +1,7 @@
 """Which layers there are, and which of them can run here."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from benchmarks.layer.all_gather_layer import NcclAllGather, TokenLayer
 from benchmarks.layer.all_to_all_layer import AllToAllLayer
@@ -48,7 +48,13 @@ def available_layers(on_gpu: bool) -> list[str]:
     return [name for name in LAYERS if name not in missing]
 
 
-def make_layers(problem: Problem, names: list[str] | None) -> list[Layer]:
-    """names: on the command line; None: all that are available."""
-    names = names or available_layers(problem.x.is_cuda)
-    return [LAYERS[name](problem) for name in names]
+def make_layers(
+    problem: Problem, names: list[str] | None, forward_only: Collection[str]
+) -> tuple[list[Layer], set[str]]:
+    """The layers, and which of their names are in forward_only.
+
+    names, forward_only: on the command line; names None: all that are available.
+    """
+    layers = {name: LAYERS[name](problem) for name in names or available_layers(problem.x.is_cuda)}
+    without = {layer.name for name, layer in layers.items() if name in forward_only}
+    return list(layers.values()), without

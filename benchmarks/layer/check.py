@@ -1,5 +1,7 @@
 """Whether the layers compute the layer."""
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 
@@ -25,16 +27,20 @@ def _require(error: float, tolerance: float, what: str) -> None:
 
 
 def check_layers(
-    device: torch.device, dtype: torch.dtype, names: list[str] | None, forward_only: set[str]
+    device: torch.device, dtype: torch.dtype, names: list[str] | None, forward_only: Collection[str]
 ) -> dict[str, float]:
-    """Compares results at a small size with float64; the worst error of each layer."""
+    """Compares results at a small size with float64; the worst error of each layer.
+
+    names, forward_only: on the command line.
+    """
     problem = make_problem(_SMALL, device, dtype, seed=3)
     expected, expected_grads = reference(problem)
     errors = {}
-    for layer in make_layers(problem, names):
+    layers, without_backward = make_layers(problem, names, forward_only)
+    for layer in layers:
         layer.plan()
         found = {"out": relative_error(layer.forward().cpu(), expected)}
-        if layer.name not in forward_only:
+        if layer.name not in without_backward:
             for name, grad in layer.backward().items():
                 found[f"gradient of {name}"] = relative_error(grad.cpu(), expected_grads[name])
         for name, error in found.items():

@@ -38,15 +38,18 @@ _TOKENS = flags.DEFINE_integer("tokens", None, "Tokens per rank, instead of the 
 _ITERATIONS = flags.DEFINE_integer("iterations", 30, "Timed iterations.", lower_bound=1)
 _WARM_UPS = flags.DEFINE_integer("warm_ups", 6, "Iterations before.", lower_bound=0)
 _SLEEP_MS = flags.DEFINE_float("sleep_ms", 0.3, "Of the device before each pass; see measure.py.")
-_FORWARD_ONLY = flags.DEFINE_multi_string("forward_only", [], "Names of layers without backward.")
+_FORWARD_ONLY = flags.DEFINE_multi_enum(
+    "forward_only", [], LAYERS, "Layers of which only the forward runs."
+)
 _CHECK = flags.DEFINE_bool("check", True, "Compare with float64 at a small size first.")
 _JSON = flags.DEFINE_string("json", None, "Where to write the results.")
 _PLOT = flags.DEFINE_string("plot", None, "Where to draw them.")
 
 
-def _environment(device: torch.device) -> dict:
+def _environment(device: torch.device, product: Product) -> dict:
     environment = {"torch": torch.__version__, "ranks": dist.get_world_size()}
     environment["sleep_ms"] = _SLEEP_MS.value
+    environment["product_size"] = product.size
     if device.type == "cuda":
         environment["device"] = torch.cuda.get_device_name(device)
         environment["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -58,8 +61,7 @@ def _measure_case(
 ) -> report.CaseResult:
     rates = measure_rates(device, product)
     problem = make_problem(case, device, _dtype(device))
-    layers = make_layers(problem, _LAYER.value)
-    forward_only = set(_FORWARD_ONLY.value)
+    layers, forward_only = make_layers(problem, _LAYER.value, _FORWARD_ONLY.value)
     memory = measure_memory(layers, forward_only, problem)  # while the layers have not run
     check_same_results(layers, forward_only)
     iterations, warm_ups = _ITERATIONS.value, _WARM_UPS.value
@@ -87,7 +89,7 @@ def _run() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     console = rich.console.Console(quiet=not leads, width=None if sys.stdout.isatty() else 180)
     if _CHECK.value:
-        errors = check_layers(device, _dtype(device), _LAYER.value, set(_FORWARD_ONLY.value))
+        errors = check_layers(device, _dtype(device), _LAYER.value, _FORWARD_ONLY.value)
         for name, error in errors.items():
             console.print(f"{name}: error against float64 at most {error:.1e}")
     results, product = [], Product(device)
@@ -99,7 +101,7 @@ def _run() -> None:
                 results.append(_measure_case(case, device, product, progress))
                 report.print_result(results[-1], progress.console)
                 if leads and _JSON.value:  # after each case: a run that is cut short leaves some
-                    report.write_json(_JSON.value, _environment(device), results)
+                    report.write_json(_JSON.value, _environment(device, product), results)
     if leads and _PLOT.value:
         report.write_plot(_PLOT.value, results)
 

@@ -19,7 +19,7 @@ from benchmarks.layer.layers import Layer
 
 # At the highest clock of an H200: a sleep is never shorter than asked for.
 _SLEEP_CYCLES_PER_MS = 1_980_000
-_GEMM_SIZE, _TINY_GEMM = 8192, 256  # the tiny one stands for a CPU's rate
+_GEMM_SIZE, _TINY_GEMM = 8192, 256
 _ROW, _TURN_PRODUCTS = 60, 5
 _PAUSE_MS = 20
 _PLAN_EVERY = 3
@@ -62,7 +62,7 @@ class Clock:
 
 @dataclasses.dataclass
 class Rates:
-    """TFLOP/s of an 8192 x 8192 x 8192 bf16 product on the slowest rank, random operands."""
+    """TFLOP/s of the Product on the slowest rank."""
 
     burst: float  # single products
     sustained: float  # products in a row
@@ -71,15 +71,16 @@ class Rates:
 class Product:
     """The product whose rates are measured; takes turns with layers as one of them would.
 
-    Its forward is one product. With its backward there are _TURN_PRODUCTS in a row, on an H200 as
-    long as both passes of a large layer.
+    Of random square matrices: 8192 wide in bf16 on GPUs; 256 wide in fp32 on CPUs, where it stands
+    for nothing. Its forward is one product. With its backward there are _TURN_PRODUCTS in a row, on
+    an H200 as long as both passes of a large layer.
     """
 
     name = "product"
 
     def __init__(self, device: torch.device):
         is_cuda = device.type == "cuda"
-        size = _GEMM_SIZE if is_cuda else _TINY_GEMM
+        self.size = size = _GEMM_SIZE if is_cuda else _TINY_GEMM
         dtype = torch.bfloat16 if is_cuda else torch.float32
         self._a, self._b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
         self._out = torch.empty_like(self._a)
@@ -146,7 +147,8 @@ def measure_layers(
     forward = {layer.name: [] for layer in layers}
     planned, both, host = ({name: [] for name in forward} for _ in range(3))
     # Every iteration without the plan, every third one with it.
-    turns = [(layer, with_plan) for layer in layers for with_plan in (False, True)]
+    turns = [(layer, False) for layer in layers]
+    turns += [(layer, True) for layer in layers if not isinstance(layer, Product)]
     for layer in layers:
         layer.plan()
     for iteration in range(warm_ups + iterations):

@@ -5,9 +5,10 @@ import json
 
 import pytest
 import rich.console
+import torch
 
 from benchmarks.layer.cases import Load, make_case
-from benchmarks.layer.measure import Rates, Times
+from benchmarks.layer.measure import Product, Rates, Times
 from benchmarks.layer.memory import Memory
 from benchmarks.layer.report import CaseResult, print_result, write_json, write_plot
 
@@ -34,6 +35,15 @@ def test_floors(result):
     result.load = Load(16384, 372e9)
     assert result.floor_ms(True) == pytest.approx(1000)
     assert result.floor_ms(False) == pytest.approx(2000)
+
+
+def test_rates_of_a_product():
+    product = Product(torch.device("cpu"))
+    assert product.size == 256
+    # 2 * 256^3 operations: in 0.1 ms, and ten times in 2 ms.
+    rates = product.rates(0.1, 2.0, 10)
+    assert rates.burst == pytest.approx(0.33554432)
+    assert rates.sustained == pytest.approx(0.16777216)
 
 
 def test_best_peer_is_not_mok(result):

@@ -1,4 +1,4 @@
-// Pull, push and meetings between two and three emulated GPUs: every byte, every planted mistake, a
+// Pull, push and meetings of one to three emulated GPUs: every byte, every planted mistake, a
 // rank that never comes.
 #include <gtest/gtest.h>
 

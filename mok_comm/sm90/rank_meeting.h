@@ -35,11 +35,11 @@ template <ExchangeBug kBug = ExchangeBug::kNone>
 MOK_DEVICE bool AwaitRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch,
                            int32_t task_kind, DeviceWait& wait) {
   const int lane = static_cast<int>(ThreadIndex().x) % 32;
-  constexpr bool kNoWait[] = {kBug == ExchangeBug::kNoEntryWait, kBug == ExchangeBug::kNoExitWait,
-                              false};
+  const bool skips_wait = (kBug == ExchangeBug::kNoEntryWait && meeting == Meeting::kEntry) ||
+                          (kBug == ExchangeBug::kNoExitWait && meeting == Meeting::kExit);
   bool met = true;
   for (int rank = lane; rank < ranks.num_ranks && met; rank += 32) {
-    if (kNoWait[static_cast<int>(meeting)]) continue;
+    if (skips_wait) continue;
     const uint64_t* flag = ranks.Flag(ranks.rank, meeting, rank);
     wait.SetTask(task_kind, rank);
     met = kBug == ExchangeBug::kWaitOfGpuScope ? wait.ForCounterGpu(flag, epoch)
@@ -60,7 +60,7 @@ MOK_DEVICE bool AnyRankWishes(const RankMeeting& ranks, uint64_t epoch) {
   return Ballot(wishes) != 0;
 }
 
-// Both.
+// TellRanks, then AwaitRanks.
 template <ExchangeBug kBug = ExchangeBug::kNone>
 MOK_DEVICE bool MeetRanks(const RankMeeting& ranks, Meeting meeting, uint64_t epoch,
                           int32_t task_kind, DeviceWait& wait) {

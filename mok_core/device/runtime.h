@@ -21,11 +21,12 @@ struct DeviceProperties {
 // 0 <= device < DeviceCount().
 StatusOr<DeviceProperties> QueryDevice(int device);
 
-// Memory of one device. `name` appears in the emulator's reports.
+// Memory of one device; of no bytes: nothing, or an address that is not to be used, for Free alone.
+// `name` appears in the emulator's reports.
 StatusOr<void*> AllocateDevice(int device, size_t bytes, const char* name);
 // Host memory that every device can access at the same address. Zeroed.
 StatusOr<void*> AllocateMappedHost(size_t bytes, const char* name);
-// Frees either kind.
+// Frees either kind; null is nothing.
 Status Free(void* pointer);
 
 // Kernels on `device` may access memory of `peer`.

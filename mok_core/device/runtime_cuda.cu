@@ -29,24 +29,26 @@ Status FromCuda(cudaError_t error, const char* what) {
 // Restores the caller's current device. It usually is the one: no call to the driver then.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int device) : device_(device), status_(Switch(device, &previous_)) {}
+  explicit DeviceGuard(int device) : status_(Switch(device)) {}
   ~DeviceGuard() {
-    if (previous_ != device_) cudaSetDevice(previous_);
+    if (has_switched_) (void)FromCuda(cudaSetDevice(previous_), "cudaSetDevice");
   }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
   const Status& status() const { return status_; }
 
  private:
-  static Status Switch(int device, int* previous) {
-    MOK_RETURN_IF_ERROR(FromCuda(cudaGetDevice(previous), "cudaGetDevice"));
-    if (*previous == device) return OkStatus();
-    return FromCuda(cudaSetDevice(device), "cudaSetDevice");
+  Status Switch(int device) {
+    MOK_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&previous_), "cudaGetDevice"));
+    if (previous_ == device) return OkStatus();
+    MOK_RETURN_IF_ERROR(FromCuda(cudaSetDevice(device), "cudaSetDevice"));
+    has_switched_ = true;
+    return OkStatus();
   }
 
   int previous_ = 0;
-  int device_;
-  Status status_;
+  bool has_switched_ = false;
+  Status status_;  // last: made by Switch, which sets the others
 };
 
 // Lets the kernel have so much dynamic shared memory on the current device, once.

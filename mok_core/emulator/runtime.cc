@@ -36,7 +36,7 @@ StatusOr<void*> AllocateMappedHost(size_t bytes, const char* name) {
 }
 
 Status Free(void* pointer) {
-  if (emulator::Free(pointer)) return OkStatus();
+  if (pointer == nullptr || emulator::Free(pointer)) return OkStatus();
   return InvalidArgumentError(pointer, " is not the start of a live allocation");
 }
 

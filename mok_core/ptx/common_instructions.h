@@ -25,7 +25,7 @@ MOK_DEVICE void UseIdsAndSync(const InstructionParams& p, InstructionStorage& s)
   const Index3 thread = ThreadIndex(), block = BlockIndex(), size = BlockDimensions();
   p.words[0] = thread.x + block.x + size.x + GridDimensions().x + StreamingMultiprocessorId();
   p.words[1] = ClusterRank() + ClusterSize() + SharedAddress(&s) + PairLeaderAddress(&s);
-  p.words[2] = MapToClusterRank(SharedAddress(&s), 1);
+  p.words[2] = MapToClusterRank(SharedAddress(&s), 1) + ThreadIndexReadHere();
   *MapPointerToClusterRank(&s.tensor_memory, 1) = 3;
   SyncBlock();
   SyncWarp();

@@ -27,7 +27,8 @@ MOK_DEVICE void WgmmaWaitGroup(float (&accumulator)[kRegisters]) {
 
 // wgmma.mma_async m64nNk16, bf16 operands in shared memory, fp32 accumulation:
 // accumulator = A B + (accumulate ? accumulator : 0). The descriptors are built by
-// MatrixDescriptor (mok_core/device/descriptor.h). kTransposeA/B: 1 for an MN-major operand.
+// OperandDescriptorSm90 and DescriptorAddress (mok_core/device/descriptor.h). kTransposeA/B: 1 for
+// an MN-major operand.
 template <int kN, int kTransposeA = 0, int kTransposeB = 0>
 MOK_DEVICE void WgmmaBf16(float (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b,
                           bool accumulate);

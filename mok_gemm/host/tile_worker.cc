@@ -134,6 +134,9 @@ void TileWorker::WeightGrad(const WeightGradTile& tile) {
   CheckExtent("WeightGrad m", tile.m, kHostGradTileRows);
   CheckExtent("WeightGrad n", tile.n, kHostGradTileColumns);
   MOK_CHECK(tile.rows >= 0) << "WeightGrad rows: expected 0 or more, got " << tile.rows;
+  MOK_CHECK(tile.carry_out == nullptr || tile.rows % kHostGradSplitRows == 0)
+      << "WeightGrad rows before a split: expected a multiple of " << kHostGradSplitRows << ", got "
+      << tile.rows;
   const bool empty = tile.rows == 0 && tile.carry_in == nullptr;
   if (empty && tile.carry_out == nullptr && tile.accumulate) return;
   TileProduct& product = impl_->product;

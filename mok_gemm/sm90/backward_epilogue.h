@@ -42,6 +42,12 @@ MOK_DEVICE void NextColumns(float (&accumulator)[kRegisters]) {
   for (int i = 0; i + kStep < kRegisters; ++i) accumulator[i] = accumulator[i + kStep];
 }
 
+// How many of `count` items an epilogue takes at once, `most` if there are as many.
+constexpr int BatchOf(int count, int most) {
+  const int batch = count < most ? count : most;
+  return count % batch == 0 ? batch : 1;
+}
+
 MOK_DEVICE Word4 LoadColumns(const BFloat16* matrix, int64_t offset) {
   return LoadVector(reinterpret_cast<const Word4*>(matrix + offset));
 }
@@ -52,7 +58,7 @@ MOK_DEVICE Word4 LoadColumns(const BFloat16* matrix, int64_t offset) {
 template <class Config, int kN, bool kStreams>
 MOK_DEVICE void StoreRounded(const ProductTile& tile, const StoredRows& stored,
                              const float (&accumulator)[kN / 2]) {
-  constexpr int kBatch = 2;  // groups of 32 columns
+  constexpr int kBatch = BatchOf(kN / 32, 2);  // groups of 32 columns
   const StorePlace place(ThreadIndexReadHere());
   const ValidProduct<Config> valid(tile);
   BFloat16* const rows[2] = {stored.row[0] + place.column, stored.row[1] + place.column};
@@ -86,7 +92,7 @@ MOK_DEVICE void StoreRounded(const ProductTile& tile, const StoredRows& stored,
 template <class Config, int kN>
 MOK_DEVICE void AddRounded(const ProductTile& tile, const BFloat16* matrix, int64_t stride,
                            float (&accumulator)[kN / 2]) {
-  constexpr int kBatch = 4;  // groups of 32 columns
+  constexpr int kBatch = BatchOf(kN / 32, 4);  // groups of 32 columns
   const StorePlace place(ThreadIndexReadHere());
   const ValidProduct<Config> valid(tile);
   const BFloat16* from = matrix + place.row * stride + place.column;
@@ -147,7 +153,7 @@ MOK_DEVICE void StoreFloats(const ProductTile& tile, float* matrix, int64_t stri
 template <class Config, int kN>
 MOK_DEVICE void AddFloats(const ProductTile& tile, const float* matrix, int64_t stride,
                           float (&accumulator)[kN / 2]) {
-  constexpr int kBatch = 16;  // pairs
+  constexpr int kBatch = BatchOf(kN / 4, 16);  // pairs
   const PairPlace place;
   const ValidProduct<Config> valid(tile);
   const float* from = matrix + place.row * stride + place.column;

@@ -2,7 +2,7 @@
 
 namespace mok::testing {
 
-GroupedGemmKernelInfo BackwardGemmKernel() {
+BackwardGemmKernelInfo BackwardGemmKernel() {
   return backward_gemm_internal::KernelInfo<DefaultSm90GemmConfig<ColumnOrder::kNatural>>();
 }
 

@@ -78,7 +78,7 @@ class Runner {
 
  private:
   const BackwardTestProblem* test_;
-  GroupedGemmKernelInfo kernel_;
+  BackwardGemmKernelInfo kernel_;
   DeviceWaitRecord* record_;
   DeviceWaitParams wait_;
 };

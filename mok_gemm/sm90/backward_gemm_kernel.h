@@ -197,7 +197,7 @@ BackwardGemm(MOK_GRID_CONSTANT(BackwardGemmParams) p) {
 }
 
 template <class Config>
-GroupedGemmKernelInfo KernelInfo() {
+BackwardGemmKernelInfo KernelInfo() {
   return {reinterpret_cast<const void*>(&BackwardGemm<Config>), kThreads<Config>,
           sizeof(SharedStorage<Config>)};
 }

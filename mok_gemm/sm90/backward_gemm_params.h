@@ -2,6 +2,7 @@
 // and rates. Shared by host and device code.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "mok_gemm/sm90/backward_task.h"
@@ -29,7 +30,14 @@ struct BackwardGemmParams {
   int32_t piece, piece_rows;
 };
 
+// What a launch needs to know of a kernel.
+struct BackwardGemmKernelInfo {
+  const void* address;
+  uint32_t threads;
+  size_t shared_bytes;
+};
+
 // Production: DefaultSm90GemmConfig<kNatural>.
-GroupedGemmKernelInfo BackwardGemmKernel();
+BackwardGemmKernelInfo BackwardGemmKernel();
 
 }  // namespace mok::testing

@@ -9,7 +9,7 @@ namespace mok::testing {
 struct BackwardVariant {
   const char* name;
   BackwardTileSize tile;
-  GroupedGemmKernelInfo kernel;
+  BackwardGemmKernelInfo kernel;
 };
 
 // 128 x 256 tiles, two stages.

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "mok_core/bits.h"
 #include "mok_core/device/types.h"
 #include "mok_core/dtype.h"
 #include "mok_core/macros.h"
@@ -92,7 +93,7 @@ inline constexpr int64_t kCarryTileElements = int64_t{Config::kTileM} * Config::
 
 template <class Config>
 MOK_HOST_DEVICE constexpr int32_t KBlocks(int32_t k) {
-  return (k + Config::kTileK - 1) / Config::kTileK;
+  return CeilDiv(k, int32_t{Config::kTileK});
 }
 
 // Whole operands: members of a kernel's parameters.
@@ -144,8 +145,8 @@ struct WeightGradShape {
   int32_t tiles_m, tiles_n;
 
   MOK_HOST_DEVICE constexpr WeightGradShape(int32_t m, int32_t n)
-      : tiles_m((m + Config::kTileM - 1) / Config::kTileM),
-        tiles_n((n + Config::kTileN - 1) / Config::kTileN) {}
+      : tiles_m(CeilDiv(m, int32_t{Config::kTileM})),
+        tiles_n(CeilDiv(n, int32_t{Config::kTileN})) {}
   MOK_HOST_DEVICE constexpr int32_t tiles() const { return tiles_m * tiles_n; }
 
   struct Place {
@@ -179,6 +180,24 @@ MOK_HOST_DEVICE constexpr int32_t HalvesOfB(int32_t columns) {
   return columns > Config::kHalfN ? 2 : 1;
 }
 
+// What the products of a row block with weights have in common; the caller adds maps and ranges.
+template <class Config>
+MOK_HOST_DEVICE constexpr ProductTile ProductOfRows(const RowBlockPlace& place, int32_t k,
+                                                    int32_t column, int32_t columns) {
+  return {.a = {},
+          .b = {},
+          .num_ranges = 0,
+          .k_blocks = KBlocks<Config>(k),
+          .a_start = place.row,
+          .b_column = column,
+          .b_expert = place.expert,
+          .first_k = 0,
+          .last_k = Config::kTileK,
+          .rows = place.rows,
+          .columns = columns,
+          .b_halves = HalvesOfB<Config>(columns)};
+}
+
 }  // namespace gemm_internal
 
 // Fills `task` for columns tile * kTileN .. of a row block.
@@ -187,21 +206,13 @@ MOK_HOST_DEVICE void FillDownGrad(const DownGradMatrices& m, const RowBlockPlace
                                   int32_t tile, BackwardTask& task) {
   const int32_t column = tile * Config::kTileN;
   const int32_t columns = gemm_internal::TileColumns<Config>(m.intermediate, column);
-  const int32_t tiles = (m.intermediate + Config::kTileN - 1) / Config::kTileN;
+  const int32_t tiles = CeilDiv(m.intermediate, int32_t{Config::kTileN});
   const int64_t offset = int64_t{place.row} * m.intermediate + column;
   task.kind = BackwardGemm::kDownGrad;
-  task.product = {.a = {&m.d_out, &m.d_out},
-                  .b = {&m.weight, &m.weight},
-                  .num_ranges = 1,
-                  .k_blocks = KBlocks<Config>(m.hidden),
-                  .a_start = place.row,
-                  .b_column = column,
-                  .b_expert = place.expert,
-                  .first_k = 0,
-                  .last_k = Config::kTileK,
-                  .rows = place.rows,
-                  .columns = columns,
-                  .b_halves = gemm_internal::HalvesOfB<Config>(columns)};
+  task.product = gemm_internal::ProductOfRows<Config>(place, m.hidden, column, columns);
+  task.product.a[0] = task.product.a[1] = &m.d_out;
+  task.product.b[0] = task.product.b[1] = &m.weight;
+  task.product.num_ranges = 1;
   task.down_grad = {.gate = &m.gate,
                     .up = &m.up,
                     .router_weight = m.router_weight + int64_t{place.row} * m.router_weight_step,
@@ -223,18 +234,12 @@ MOK_HOST_DEVICE void FillInputGrad(const InputGradMatrices& m, const RowBlockPla
   const int32_t column = tile * Config::kTileN;
   const int32_t columns = gemm_internal::TileColumns<Config>(m.hidden, column);
   task.kind = BackwardGemm::kInputGrad;
-  task.product = {.a = {&m.d_gate, &m.d_up},
-                  .b = {&m.gate, &m.up},
-                  .num_ranges = 2,
-                  .k_blocks = KBlocks<Config>(m.intermediate),
-                  .a_start = place.row,
-                  .b_column = column,
-                  .b_expert = place.expert,
-                  .first_k = 0,
-                  .last_k = Config::kTileK,
-                  .rows = place.rows,
-                  .columns = columns,
-                  .b_halves = gemm_internal::HalvesOfB<Config>(columns)};
+  task.product = gemm_internal::ProductOfRows<Config>(place, m.intermediate, column, columns);
+  task.product.a[0] = &m.d_gate;
+  task.product.a[1] = &m.d_up;
+  task.product.b[0] = &m.gate;
+  task.product.b[1] = &m.up;
+  task.product.num_ranges = 2;
   task.input_grad = {m.d_x + int64_t{d_x_row} * m.hidden + column, m.hidden, {-1, nullptr}};
 }
 

@@ -6,6 +6,7 @@
 // one stage per 64 columns of the tile with g (in place of A) and u (of B).
 #pragma once
 
+#include "mok_core/bits.h"
 #include "mok_core/device/device.h"
 #include "mok_gemm/sm90/backward_epilogue.h"
 #include "mok_gemm/sm90/backward_task.h"
@@ -19,12 +20,7 @@ namespace gemm_internal {
 constexpr int kBoxColumns = 64;  // of an MN-major operand, and of g and u: one swizzle span
 
 // Stages of g and u of a DownGrad tile.
-MOK_DEVICE int ActivationStages(int columns) { return (columns + kBoxColumns - 1) / kBoxColumns; }
-
-template <class Config>
-MOK_DEVICE int WarpgroupsWithRows(int rows) {
-  return (rows + Config::kWarpgroupM - 1) / Config::kWarpgroupM;
-}
+MOK_DEVICE int ActivationStages(int columns) { return CeilDiv(columns, kBoxColumns); }
 
 // The boxes of one K block.
 template <class Config, bool kIsTransposedA>

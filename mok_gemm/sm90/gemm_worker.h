@@ -6,6 +6,7 @@
 // the tile), `empty` one per consumer warp.
 #pragma once
 
+#include "mok_core/bits.h"
 #include "mok_core/device/descriptor.h"
 #include "mok_core/device/device.h"
 #include "mok_core/device/pipeline.h"
@@ -40,6 +41,12 @@ MOK_DEVICE void InitializeGemm(GemmStages<Config>& stages, GemmBarriers<Config>&
 
 namespace gemm_internal {
 
+// How many warpgroups have any of a tile's valid rows.
+template <class Config>
+MOK_DEVICE int WarpgroupsWithRows(int rows) {
+  return CeilDiv(rows, Config::kWarpgroupM);
+}
+
 template <class Config>
 MOK_DEVICE void LoadHalfB(unsigned char* shared, const TensorMap* map, uint64_t* barrier, int k,
                           WeightCoordinate at) {
@@ -61,8 +68,7 @@ MOK_DEVICE void ProducerLoadTile(const GemmTask& task_in_shared, GemmStages<Conf
                                  GemmPipeline<Config>& pipeline, const Waiter& wait,
                                  BeforeBlock before_block) {
   const GemmTask task = task_in_shared;
-  const int warpgroups =
-      (task.rows + Config::kWarpgroupM - 1) / Config::kWarpgroupM;  // that have valid rows
+  const int warpgroups = gemm_internal::WarpgroupsWithRows<Config>(task.rows);
   const uint32_t bytes_of_a =
       Config::kBug == GemmBug::kShortTileBytes ? Config::kABytes : warpgroups * Config::kABoxBytes;
   const uint32_t bytes_of_b = Config::kBug == GemmBug::kNarrowTileBytes

@@ -29,10 +29,10 @@ Status CheckOutputs(const GroupedGemmProblem& problem) {
 }
 
 StatusOr<TensorMap> WeightMap(const GroupedGemmProblem& problem, const char* name,
-                              const BFloat16* base, ColumnOrder order, int half_columns) {
+                              const BFloat16* base, const GroupedGemmKernelInfo& kernel) {
   MOK_RETURN_IF_ERROR(CheckAligned(name, base, kAlignment));
   const WeightMatrix matrix{base, problem.experts, problem.width, problem.k};
-  MOK_ASSIGN_OR_RETURN(const auto spec, WeightMapSpec(matrix, order, half_columns));
+  MOK_ASSIGN_OR_RETURN(const auto spec, WeightMapSpec(matrix, kernel.order, kernel.half_columns));
   return runtime::EncodeTensorMap(spec);
 }
 
@@ -51,7 +51,11 @@ const char* GroupedGemmRoleName(int32_t role) {
 }
 
 StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& problem,
-                                                  ColumnOrder order, int half_columns) {
+                                                  const GroupedGemmKernelInfo& kernel) {
+  if (problem.epilogue != kernel.epilogue) {
+    return InvalidArgumentError("epilogue = ", static_cast<int>(problem.epilogue),
+                                ": expected the kernel's, ", static_cast<int>(kernel.epilogue));
+  }
   const bool swiglu = problem.epilogue == GemmEpilogue::kSwiGlu;
   MOK_RETURN_IF_ERROR(CheckAligned("a", problem.a, kAlignment));
   MOK_ASSIGN_OR_RETURN(const auto a_spec,
@@ -64,11 +68,11 @@ StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& prob
   params.rows = {problem.expert_begin, problem.expert_count, static_cast<int32_t>(problem.experts)};
   MOK_ASSIGN_OR_RETURN(params.operands.a, runtime::EncodeTensorMap(a_spec));
   MOK_ASSIGN_OR_RETURN(params.operands.b[0],
-                       WeightMap(problem, "weights", problem.weights, order, half_columns));
+                       WeightMap(problem, "weights", problem.weights, kernel));
   params.operands.b[1] = params.operands.b[0];
   if (swiglu) {
     MOK_ASSIGN_OR_RETURN(params.operands.b[1],
-                         WeightMap(problem, "weights_up", problem.weights_up, order, half_columns));
+                         WeightMap(problem, "weights_up", problem.weights_up, kernel));
   }
   params.operands.width = static_cast<int32_t>(problem.width);
   params.operands.k_blocks = static_cast<int32_t>(CeilDiv(problem.k, int64_t{kTileK}));
@@ -80,6 +84,7 @@ StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& prob
     MOK_ASSIGN_OR_RETURN(params.c, runtime::EncodeTensorMap(c_spec));
   }
   params.max_panel_blocks = TileRaster::kDefaultPanelBlocks;
+  params.kernel = kernel.address;
   return params;
 }
 
@@ -87,6 +92,9 @@ Status LaunchGroupedGemm(const GroupedGemmKernelInfo& kernel, const GroupedGemmP
                          const GroupedGemmLaunch& launch) {
   if (launch.num_blocks < 1) {
     return InvalidArgumentError("num_blocks = ", launch.num_blocks, ": expected at least 1");
+  }
+  if (params.kernel != kernel.address) {
+    return InvalidArgumentError("params: expected those made for the kernel, got another's");
   }
   const DeviceWaitParams& wait = params.wait;
   if (wait.record == nullptr || wait.abort_flag == nullptr || wait.timeout_ns == 0) {

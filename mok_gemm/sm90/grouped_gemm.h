@@ -39,10 +39,10 @@ struct GroupedGemmProblem {
   float swiglu_limit = 0;    // kSwiGlu: > 0; +infinity: no clamp
 };
 
-// Checks the problem (errors name the field, what was expected and what was given) and builds the
-// kernel's parameters; `wait` is the caller's to set. half_columns: Config::kHalfN of the kernel.
+// Checks the problem (errors name the field, what was expected and what was given), whose epilogue
+// has to be the kernel's, and builds the kernel's parameters; `wait` is the caller's to set.
 StatusOr<GroupedGemmParams> MakeGroupedGemmParams(const GroupedGemmProblem& problem,
-                                                  ColumnOrder order, int half_columns);
+                                                  const GroupedGemmKernelInfo& kernel);
 
 struct GroupedGemmLaunch {
   int device = 0;
@@ -50,8 +50,8 @@ struct GroupedGemmLaunch {
   uint32_t num_blocks = 0;  // >= 1; one per SM
 };
 
-// Launches `kernel` (GroupedGemmKernel of the order and epilogue that `params` was made for).
-// kInvalidArgument if params.wait has not been set: record, abort_flag and timeout_ns.
+// Launches `kernel`. kInvalidArgument if `params` was made for another one, or if params.wait has
+// not been set: record, abort_flag and timeout_ns.
 Status LaunchGroupedGemm(const GroupedGemmKernelInfo& kernel, const GroupedGemmParams& params,
                          const GroupedGemmLaunch& launch);
 

@@ -24,7 +24,6 @@ constexpr auto kStore = GemmEpilogue::kStore, kSwiGlu = GemmEpilogue::kSwiGlu;
 constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 constexpr uint64_t kTimeoutNs = 1'000'000'000;
 constexpr uint32_t kNumBlocks = 132;  // SMs of an H100 or H200; other grids are tested too
-constexpr int kHalfColumns = DefaultSm90GemmConfig<ColumnOrder::kNatural>::kHalfN;
 constexpr int kTimedLaunches = 20;
 
 void Check(const Status& status) { MOK_CHECK(status.ok()) << status; }
@@ -34,7 +33,7 @@ class Runner {
  public:
   Runner(const GemmTestProblem& test, ColumnOrder order)
       : kernel_(GroupedGemmKernel(order, test.spec().epilogue)),
-        params_(MakeGroupedGemmParams(test.problem(), order, kHalfColumns).value()) {
+        params_(MakeGroupedGemmParams(test.problem(), kernel_).value()) {
     static void* const record =
         runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record").value();
     static void* const abort_flag =

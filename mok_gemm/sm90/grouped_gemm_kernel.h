@@ -179,8 +179,12 @@ GroupedGemm(MOK_GRID_CONSTANT(GroupedGemmParams) p) {
 
 template <class Config, GemmEpilogue kEpilogue>
 GroupedGemmKernelInfo KernelInfo() {
-  return {reinterpret_cast<const void*>(&GroupedGemm<Config, kEpilogue>), kThreads<Config>,
-          sizeof(SharedStorage<Config>)};
+  return {.address = reinterpret_cast<const void*>(&GroupedGemm<Config, kEpilogue>),
+          .threads = kThreads<Config>,
+          .shared_bytes = sizeof(SharedStorage<Config>),
+          .order = Config::kOrder,
+          .epilogue = kEpilogue,
+          .half_columns = Config::kHalfN};
 }
 
 }  // namespace mok::grouped_gemm_internal

@@ -39,16 +39,20 @@ struct GroupedGemmParams {
   TensorMap c;               // kStore: of outputs.out, for tensor stores
   int32_t max_panel_blocks;  // see TileRaster
   DeviceWaitParams wait;     // roles: GroupedGemmRole; task: the tile index
+  const void* kernel;        // that they were made for; for the launch
 };
 
 enum class GroupedGemmRole : int32_t { kScheduler, kProducer, kConsumer };
 const char* GroupedGemmRoleName(int32_t role);
 
-// What a launch needs to know of a kernel.
+// What a launch needs to know of a kernel, and how it loads weights and stores.
 struct GroupedGemmKernelInfo {
   const void* address;
   uint32_t threads;
   size_t shared_bytes;
+  ColumnOrder order;
+  GemmEpilogue epilogue;
+  int half_columns;  // Config::kHalfN
 };
 
 // The production kernels (DefaultSm90GemmConfig).

@@ -21,7 +21,7 @@ constexpr auto kStore = GemmEpilogue::kStore, kSwiGlu = GemmEpilogue::kSwiGlu;
 constexpr auto kNatural = ColumnOrder::kNatural, kPermuted = ColumnOrder::kPermuted;
 
 void Launch(const GemmVariant& variant, const GroupedGemmProblem& problem, uint32_t num_blocks) {
-  auto params = MakeGroupedGemmParams(problem, variant.order, variant.half_columns);
+  auto params = MakeGroupedGemmParams(problem, variant.kernel);
   MOK_CHECK(params.ok()) << params.status();
   params->max_panel_blocks = 2;
   params->wait = EmulatedWaitParams();
@@ -103,7 +103,7 @@ TEST(GroupedGemmTest, EveryPlantedBugIsFlagged) {
       [](int bug, const Interleaving& interleaving) {
         const GemmVariant variant = BuggyVariant(static_cast<GemmBug>(bug));
         StartCase(interleaving);
-        const GemmTestProblem test(BugSpec(variant.epilogue));
+        const GemmTestProblem test(BugSpec(variant.kernel.epilogue));
         return RunVariant(variant, test, 2);
       },
       static_cast<int>(GemmBug::kCount));
@@ -212,7 +212,7 @@ TEST(GroupedGemmTest, ALaunchWithoutAWaitIsRefused) {
   StartCase({0, 0.1});
   const GemmVariant variant = SmallVariant(kNatural, kStore);
   const GemmTestProblem test(BugSpec(kStore));
-  auto params = MakeGroupedGemmParams(test.problem(), variant.order, variant.half_columns);
+  auto params = MakeGroupedGemmParams(test.problem(), variant.kernel);
   ASSERT_TRUE(params.ok()) << params.status();
   const DeviceWaitParams complete = EmulatedWaitParams();
   const DeviceWaitParams kIncomplete[] = {{},
@@ -225,6 +225,22 @@ TEST(GroupedGemmTest, ALaunchWithoutAWaitIsRefused) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("params.wait"), std::string::npos) << status;
   }
+}
+
+// Their maps and outputs are of one order of columns and one epilogue.
+TEST(GroupedGemmTest, ParametersOfAnotherKernelAreRefused) {
+  StartCase({0, 0.1});
+  const GemmTestProblem test(BugSpec(kStore));
+  auto params = MakeGroupedGemmParams(test.problem(), SmallVariant(kNatural, kStore).kernel);
+  ASSERT_TRUE(params.ok()) << params.status();
+  params->wait = EmulatedWaitParams();
+  for (const GemmVariant& other : {SmallVariant(kPermuted, kStore), SmallVariant(kNatural, kSwiGlu),
+                                   OneWarpgroupVariant(kNatural, kStore)}) {
+    const Status status = LaunchGroupedGemm(other.kernel, *params, {.num_blocks = 1});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << other.name;
+  }
+  const auto swiglu = MakeGroupedGemmParams(test.problem(), SmallVariant(kNatural, kSwiGlu).kernel);
+  EXPECT_EQ(swiglu.status().message(), "epilogue = 0: expected the kernel's, 1");
 }
 
 TEST(GroupedGemmTest, NoRowsAtAll) {

@@ -20,8 +20,7 @@ struct WithBug : Base {
 
 template <class Config, GemmEpilogue kEpilogue>
 GemmVariant Variant(const char* name) {
-  return {name,           Config::kOrder, kEpilogue,
-          Config::kTileM, Config::kHalfN, grouped_gemm_internal::KernelInfo<Config, kEpilogue>()};
+  return {name, grouped_gemm_internal::KernelInfo<Config, kEpilogue>()};
 }
 
 template <template <ColumnOrder> class Config>

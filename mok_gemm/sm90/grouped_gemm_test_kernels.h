@@ -5,12 +5,8 @@
 
 namespace mok::testing {
 
-// Which kernel, and the sizes that its host code needs.
 struct GemmVariant {
   const char* name;
-  ColumnOrder order;
-  GemmEpilogue epilogue;
-  int tile_rows, half_columns;
   GroupedGemmKernelInfo kernel;
 };
 

@@ -82,14 +82,9 @@ struct DeviceSchedule {
   }
 };
 
-// The program of a pass over the schedule; for device code. `shape` is complete but for
+// The program of a pass over the schedule, or over none of its rows if !has_rows, in `view`; for
+// device code. CountTasks has to follow for every queue. `shape` is complete but for
 // ring.num_row_blocks, and shape.ring.macrobatch_blocks is the schedule's.
-MOK_HOST_DEVICE inline ProgramView MakeProgramView(ProgramShape shape,
-                                                   const DeviceSchedule& schedule) {
-  shape.ring.num_row_blocks = schedule.result->num_row_blocks;
-  return ProgramView(shape, schedule.table(), schedule.pieces);
-}
-// The same in `view`, of none of the rows if !has_rows; CountTasks has to follow for every queue.
 MOK_HOST_DEVICE inline void PlaceUncountedProgramView(ProgramShape shape,
                                                       const DeviceSchedule& schedule, bool has_rows,
                                                       ProgramView* view) {

@@ -11,9 +11,11 @@ Status Disagreement(const char* name, const ScheduleErrorRecord& record) {
 }  // namespace
 
 Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record) {
+  if (record.state == 0) return OkStatus();
+  if (record.state != 2) return InternalError("schedule error record: read while it was written");
   switch (record.kind) {
     case ScheduleErrorKind::kNone:
-      return OkStatus();
+      break;
     case ScheduleErrorKind::kExpertId:
       return OutOfRangeError("expert id of rank ", record.rank, ", token ", record.token, ", k ",
                              record.k, ": expected -1 to ", record.expected - 1, ", got ",

@@ -36,7 +36,8 @@ struct ScheduleErrorRecord {
   int64_t observed;  // the id, or what the rank announced; kRankFailed: its StatusCode
 };
 
-// Ok when nothing was recorded; kOutOfRange for an id, kInvalidArgument for ranks that disagree,
+// Ok when nothing was recorded (since `state` was set back to 0); kInternal for a record that is
+// being written or has no kind; kOutOfRange for an id, kInvalidArgument for ranks that disagree,
 // the announced code for a rank that cannot take part, kFailedPrecondition for a pass of a schedule
 // that was lost. Call when the kernel has ended.
 Status CheckScheduleErrorRecord(const ScheduleErrorRecord& record);

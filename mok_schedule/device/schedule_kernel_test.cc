@@ -78,6 +78,18 @@ void RunRandomCase(uint64_t seed, bool own_devices) {
   }
 }
 
+TEST(ScheduleErrorTest, ARecordCountsWhenItIsCompleteOnly) {
+  ScheduleErrorRecord record = {};
+  record.kind = ScheduleErrorKind::kExpertId;
+  EXPECT_EQ(CheckScheduleErrorRecord(record), OkStatus());  // as after it was handled
+  record.state = 1;
+  EXPECT_EQ(CheckScheduleErrorRecord(record).code(), StatusCode::kInternal);
+  record.state = 2;
+  EXPECT_EQ(CheckScheduleErrorRecord(record).code(), StatusCode::kOutOfRange);
+  record.kind = ScheduleErrorKind::kNone;
+  EXPECT_EQ(CheckScheduleErrorRecord(record).code(), StatusCode::kInternal);
+}
+
 TEST(ScheduleKernelTest, EqualsTheHostOnDevicesOfTheirOwn) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     ASSERT_NO_FATAL_FAILURE(RunRandomCase(seed, true));

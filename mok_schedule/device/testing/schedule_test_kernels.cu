@@ -11,7 +11,12 @@ constexpr int kSmallThreads = 64;
 
 MOK_KERNEL(kDecodeThreads, 1)
 DecodeKernel(MOK_GRID_CONSTANT(DecodeParams) p) {
-  const ProgramView program = MakeProgramView(p.shape, p.schedule);
+  // As a pass makes it, but every thread for itself.
+  alignas(ProgramView) unsigned char storage[sizeof(ProgramView)];
+  auto* const view = reinterpret_cast<ProgramView*>(storage);
+  PlaceUncountedProgramView(p.shape, p.schedule, true, view);
+  for (int queue = 0; queue < kNumQueues; ++queue) view->CountTasks(static_cast<Queue>(queue));
+  const ProgramView& program = *view;
   const int64_t num_tasks = program.NumTasks(p.queue);
   const int64_t stride = int64_t{GridDimensions().x} * kDecodeThreads;
   const int64_t begin = int64_t{BlockIndex().x} * kDecodeThreads + Thread();
