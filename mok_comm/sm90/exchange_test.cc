@@ -23,7 +23,7 @@ struct ExchangeSpec {
   int rows_per_tile = 3;
   int ring_tiles = 2;
   unsigned blocks = 2;
-  uint64_t interval_ns = 0;
+  uint64_t interval_ns = 0, interval_beside_pulls_ns = 0;
   bool copies = false;  // rows of tokens that are in the ring, which holds all
   bool skips = false;   // pushes of a rank's own rows, which keep what was there
 
@@ -139,6 +139,7 @@ class ExchangeRun {
     p.push = p.pull;
     p.push.routes_per_row = 1;
     p.push.interval_ns = spec_.interval_ns;
+    p.push.interval_beside_pulls_ns = spec_.interval_beside_pulls_ns;
     p.source = DeviceArray(with_one(state.x), "source", rank);
     p.x_words = static_cast<int32_t>(state.x.size());
     p.x = UninitializedArray<uint32_t>(p.x_words + 1, "x", rank);
@@ -246,6 +247,8 @@ TEST(ExchangeTest, RanksTokensAndTiles) {
   ExchangeSpec paced;
   paced.interval_ns = 500;
   ExpectExchanged(paced, "paced");
+  paced.interval_beside_pulls_ns = 2000;
+  ExpectExchanged(paced, "paced, and more so beside pulls");
 }
 
 TEST(ExchangeTest, PassesFollowEachOther) {

@@ -123,7 +123,9 @@ run_benchmarks() {
   CUDA_VISIBLE_DEVICES="${devices[0]}" step benchmark_grouped_gemm \
     "$python" -m benchmarks.grouped_gemm.grouped_gemm --json="$results/grouped_gemm.json"
   if [[ "${#devices[@]}" -lt 2 ]]; then
-    echo "one GPU: no benchmarks of transport and of layers"
+    echo "one GPU: no benchmark of transport, layers of one rank"
+    CUDA_VISIBLE_DEVICES="${devices[0]}" step benchmark_layer "$python" -m benchmarks.layer.layer \
+      --family=model --json="$results/layer.json" --plot="$results/layer.png"
     return
   fi
   CUDA_VISIBLE_DEVICES="${device_sets[0]},${devices[1]}" step benchmark_transport \
