@@ -1,46 +1,20 @@
 #include "benchmarks/grouped_gemm/grouped_gemm_api.h"
 
 #include <memory>
-#include <string>
 
-#include "mok_core/device/runtime.h"
+#include "benchmarks/kernel_wait.h"
 #include "mok_core/status.h"
 #include "mok_gemm/sm90/grouped_gemm.h"
 
-namespace mok {
-namespace {
-
-std::string& LastError() {
-  static thread_local std::string text;
-  return text;
-}
-
-int32_t Report(const Status& status) {
-  if (!status.ok()) LastError() = status.ToString();
-  return static_cast<int32_t>(status.code());
-}
-
-}  // namespace
-}  // namespace mok
-
 struct MokGroupedGemm {
-  ~MokGroupedGemm() {
-    for (void* const memory : {record, abort_flag}) {
-      if (memory != nullptr) mok::Report(mok::runtime::Free(memory));
-    }
-  }
-
   mok::GroupedGemmKernelInfo kernel;
   mok::GroupedGemmParams params;
   mok::GroupedGemmLaunch launch;
-  void* record = nullptr;      // DeviceWaitRecord in mapped host memory
-  void* abort_flag = nullptr;  // in device memory
+  mok::KernelWait wait;
 };
 
 namespace mok {
 namespace {
-
-constexpr uint64_t kTimeoutNs = 1'000'000'000;
 
 GroupedGemmProblem ProblemOf(const MokGroupedGemmArgs& args) {
   GroupedGemmProblem problem;
@@ -70,13 +44,8 @@ StatusOr<std::unique_ptr<MokGroupedGemm>> Create(const MokGroupedGemmArgs& args)
   plan->kernel = GroupedGemmKernel(order, problem.epilogue);
   MOK_ASSIGN_OR_RETURN(plan->params, MakeGroupedGemmParams(problem, plan->kernel));
   if (args.max_panel_blocks > 0) plan->params.max_panel_blocks = args.max_panel_blocks;
-  MOK_ASSIGN_OR_RETURN(plan->record,
-                       runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record"));
-  MOK_ASSIGN_OR_RETURN(plan->abort_flag,
-                       runtime::AllocateDevice(args.device, sizeof(uint32_t), "abort_flag"));
-  MOK_RETURN_IF_ERROR(runtime::Fill(plan->abort_flag, 0, sizeof(uint32_t)));
-  plan->params.wait = {static_cast<DeviceWaitRecord*>(plan->record),
-                       static_cast<uint32_t*>(plan->abort_flag), kTimeoutNs, 0};
+  MOK_RETURN_IF_ERROR(plan->wait.Allocate(args.device, 0));
+  plan->params.wait = plan->wait.params();
   plan->launch.device = args.device;
   plan->launch.num_blocks = static_cast<uint32_t>(args.num_blocks);
   return plan;
@@ -99,8 +68,8 @@ int32_t mok_grouped_gemm_launch(MokGroupedGemm* plan, void* stream) {
 }
 
 int32_t mok_grouped_gemm_check(MokGroupedGemm* plan) {
-  const auto& record = *static_cast<const mok::DeviceWaitRecord*>(plan->record);
-  return mok::Report(mok::CheckDeviceWaitRecord(record, {mok::GroupedGemmRoleName, nullptr}));
+  const mok::DeviceWaitNames names = {mok::GroupedGemmRoleName, nullptr};
+  return mok::Report(mok::CheckDeviceWaitRecord(plan->wait.record(), names));
 }
 
 void mok_grouped_gemm_destroy(MokGroupedGemm* plan) { delete plan; }

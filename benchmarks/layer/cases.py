@@ -82,8 +82,11 @@ def make_case(model_name: str, family: str, tokens: int | None = None) -> Case:
 def make_routing(case: Case, ranks: int, seed: int = 0) -> Tensor:
     """int64 [ranks, tokens, topk] on the CPU: global expert ids, distinct for each token.
 
+    One rank may have fewer experts than K; a token then has several routes to some.
+
     balanced: K experts that follow each other from a random one. zipf: K draws without replacement
-    where the i-th most popular expert has weight 1/i; popularity is shuffled over the ranks.
+    (with it where experts are fewer than K), of which the i-th most popular expert has weight 1/i;
+    popularity is shuffled over the ranks.
     traffic: a random expert of the own rank for one token in 64, else of a random other rank.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -94,7 +97,9 @@ def make_routing(case: Case, ranks: int, seed: int = 0) -> Tensor:
         routes = (first + torch.arange(case.topk)) % experts
     elif case.routing == "zipf":
         popularity = 1.0 / (1 + torch.randperm(experts, generator=generator)).double()
-        routes = torch.multinomial(popularity.expand(total, -1), case.topk, generator=generator)
+        routes = torch.multinomial(
+            popularity.expand(total, -1), case.topk, case.topk > experts, generator=generator
+        )
     else:
         own = torch.arange(ranks).repeat_interleave(case.tokens)
         hop = torch.randint(1, max(ranks, 2), (total,), generator=generator)

@@ -17,6 +17,16 @@ def test_routes_are_distinct_experts_of_each_token(family, ranks):
     assert (make_routing(case, ranks) == routes).all()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_one_rank_has_every_case(model, family):
+    """kimi's has fewer experts than routes a token."""
+    case = make_case(model, family, tokens=64)
+    routes = make_routing(case, 1)
+    assert routes.shape == (1, 64, case.topk)
+    assert routes.min() >= 0 and routes.max() < case.local_experts
+
+
 def test_families_have_the_design_s_sizes():
     kimi = make_case("kimi", "model")
     assert (kimi.tokens, kimi.topk, kimi.shared) == (2048, 8, 2048)

@@ -2,45 +2,19 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 
+#include "benchmarks/kernel_wait.h"
 #include "benchmarks/transport/transport_launch.h"
 #include "mok_core/device/runtime.h"
 #include "mok_core/status.h"
 
-namespace mok {
-namespace {
-
-std::string& LastError() {
-  static thread_local std::string text;
-  return text;
-}
-
-int32_t Report(const Status& status) {
-  if (!status.ok()) LastError() = status.ToString();
-  return static_cast<int32_t>(status.code());
-}
-
-}  // namespace
-}  // namespace mok
-
 struct MokTransport {
-  ~MokTransport() {
-    for (void* const memory : {record, abort_flag}) {
-      if (memory != nullptr) mok::Report(mok::runtime::Free(memory));
-    }
-  }
-
   int device = 0;
-  void* record = nullptr;      // DeviceWaitRecord in mapped host memory
-  void* abort_flag = nullptr;  // in device memory
-  mok::DeviceWaitParams wait{};
+  mok::KernelWait wait;
 };
 
 namespace mok {
 namespace {
-
-constexpr uint64_t kTimeoutNs = 1'000'000'000;
 
 StatusOr<std::unique_ptr<MokTransport>> Create(int device) {
   auto transport = std::make_unique<MokTransport>();
@@ -53,13 +27,7 @@ StatusOr<std::unique_ptr<MokTransport>> Create(int device) {
   for (int peer = 0; peer < devices; ++peer) {
     if (peer != device) MOK_RETURN_IF_ERROR(runtime::EnablePeerAccess(device, peer));
   }
-  MOK_ASSIGN_OR_RETURN(transport->record,
-                       runtime::AllocateMappedHost(sizeof(DeviceWaitRecord), "wait_record"));
-  MOK_ASSIGN_OR_RETURN(transport->abort_flag,
-                       runtime::AllocateDevice(device, sizeof(uint32_t), "abort_flag"));
-  MOK_RETURN_IF_ERROR(runtime::Fill(transport->abort_flag, 0, sizeof(uint32_t)));
-  transport->wait = {static_cast<DeviceWaitRecord*>(transport->record),
-                     static_cast<uint32_t*>(transport->abort_flag), kTimeoutNs, device};
+  MOK_RETURN_IF_ERROR(transport->wait.Allocate(device, device));
   return transport;
 }
 
@@ -77,7 +45,7 @@ TransportParams ParamsOf(const MokTransport& transport, const MokTransportArgs& 
     params.of_rank[rank] = static_cast<std::byte*>(args.of_rank[rank]);
     params.counters_of_rank[rank] = static_cast<uint64_t*>(args.counters_of_rank[rank]);
   }
-  params.wait = transport.wait;
+  params.wait = transport.wait.params();
   return params;
 }
 
@@ -123,13 +91,12 @@ int32_t mok_transport_ping_pong(MokTransport* transport, void* own_flag, void* p
   params.peer_flag = static_cast<uint64_t*>(peer_flag);
   params.rounds = rounds;
   params.begins = begins;
-  params.wait = transport->wait;
+  params.wait = transport->wait.params();
   return mok::Report(mok::LaunchPingPong(params, transport->device, stream));
 }
 
 int32_t mok_transport_check(MokTransport* transport) {
-  const auto& record = *static_cast<const mok::DeviceWaitRecord*>(transport->record);
-  return mok::Report(mok::CheckDeviceWaitRecord(record));
+  return mok::Report(mok::CheckDeviceWaitRecord(transport->wait.record()));
 }
 
 void mok_transport_destroy(MokTransport* transport) { delete transport; }
