@@ -1,6 +1,7 @@
 """Ranks in different collective calls: all hear of both, and are in step afterwards."""
 
 import gc
+import itertools
 import re
 import threading
 import time
@@ -9,6 +10,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from mok_torch import MoELayer, MoKConfig, RankTimeoutError
 from mok_torch.host_process_test_support import raised_by, run_processes
@@ -164,6 +166,34 @@ def test_who_comes_just_when_the_others_give_up_is_told_after_the_next_meeting()
             with pytest.raises(RankTimeoutError, match=f"^rank 1 came too late: {told}"):
                 layer(make_tokens(rank))
             assert time.monotonic() - begin < PATIENT.timeout_seconds / 2
+        assert_in_step(layer, rank)
+
+    run_on_ranks(work, 2)
+
+
+@pytest.mark.parametrize("is_users, use_reentrant", [(True, False), (False, False), (False, True)])
+def test_an_error_in_a_recomputation_is_told_once(is_users, use_reentrant):
+    """The backward around it does not send the others again what has come from one of them.
+
+    With use_reentrant there is no backward of the layer around it, to tell of the user's error.
+    """
+
+    def work(member, rank):
+        layer = make_layer(member)
+        layer.reserve(10)
+        calls = itertools.count(1)
+
+        def block(x):
+            if next(calls) == 2 and rank == 0:
+                if is_users:
+                    raise RuntimeError("no recomputation")
+                x = x[:, :8]
+            return layer(x)
+
+        x = make_tokens(rank).requires_grad_()
+        out = checkpoint(block, x, use_reentrant=use_reentrant)
+        error = raised_by(out.sum().backward)
+        assert str(error).startswith("rank 0: ") == (rank == 1)
         assert_in_step(layer, rank)
 
     run_on_ranks(work, 2)

@@ -183,6 +183,9 @@ class Workspace:
             )
             text = f"{error}{self._group.give_up(self._name, notice)}"
             raise RankTimeoutError(text).with_traceback(error.__traceback__) from None
+        except Exception as error:
+            error.is_shared = True  # every rank raises it; a call around this one need not tell
+            raise
         finally:
             self._group.enter_engine(None)
 

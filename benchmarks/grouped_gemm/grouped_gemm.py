@@ -21,14 +21,14 @@ import rich.table
 import torch
 from absl import app, flags
 
+from benchmarks import outputs
 from benchmarks.grouped_gemm.library import GroupedGemm, Library
 
 _LIBRARY = flags.DEFINE_string("library", None, "libgrouped_gemm.so; default: beside this file.")
 _ITERATIONS = flags.DEFINE_integer("iterations", 32, "Timed iterations.", lower_bound=1)
-_SHAPE = flags.DEFINE_multi_string("shape", None, "Names of shapes; default: all.")
 _PANELS = flags.DEFINE_multi_integer("panel", [], "Further row blocks per panel of the raster.")
 _NATURAL = flags.DEFINE_bool("natural", False, "Also time the natural column order.")
-_JSON = flags.DEFINE_string("json", None, "Where to write the results.")
+_JSON = outputs.define_json()
 
 _WARM_UPS = 8
 _SLEEP_CYCLES = 600_000  # 0.3 ms at 1.98 GHz
@@ -67,6 +67,7 @@ MODELS = {
 SHAPES = {
     f"{model} {name}": shape for model, both in MODELS.items() for name, shape in both.items()
 }
+_SHAPE = flags.DEFINE_multi_enum("shape", None, SHAPES, "Default: all.")
 
 
 class Problem:
@@ -197,7 +198,7 @@ def main(argv: list[str]) -> None:
     console.print(table)
     if _JSON.value:
         document = {"device": device, "torch": torch.__version__, "shapes": records}
-        pathlib.Path(_JSON.value).write_text(json.dumps(document, indent=1))
+        pathlib.Path(outputs.output_path(_JSON.value)).write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

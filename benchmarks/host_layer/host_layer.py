@@ -22,10 +22,11 @@ from benchmarks.host_layer.torch_layer import torch_moe
 from mok_torch import functional
 from mok_torch.reference import relative_error
 
-_THREADS = flags.DEFINE_integer("threads", None, "Of both; default: torch.get_num_threads().")
+_THREADS = flags.DEFINE_integer(
+    "threads", None, "Of both; default: torch.get_num_threads().", 1, 1024
+)
 _ITERATIONS = flags.DEFINE_integer("iterations", 15, "Timed iterations.", lower_bound=1)
 _PRECISION = flags.DEFINE_enum("precision", "bf16", ["bf16", "fp32"], "Of activations and weights.")
-_SHAPE = flags.DEFINE_multi_string("shape", None, "Names of shapes; default: all.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object a shape instead of a table.")
 
 _WARM_UPS = 3
@@ -53,6 +54,7 @@ SHAPES = {
     "many_experts": Shape(1024, 1024, 256, 64, 6, 512),
     "h2880": Shape(512, 2880, 2880, 4, 2, 0),
 }
+_SHAPE = flags.DEFINE_multi_enum("shape", None, SHAPES, "Default: all.")
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype) -> tuple[dict, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Which layers there are, and which of them can run here."""
 
 import importlib.util
+import sys
 from collections.abc import Callable, Collection
 
 from benchmarks.layer.all_gather_layer import NcclAllGather, TokenLayer
@@ -38,14 +39,18 @@ _NEEDS = {
 }
 
 
+def missing_package(name: str) -> str | None:
+    """What would have to be installed for the layer, if anything."""
+    package = _NEEDS.get(name)
+    if package is None or package in sys.modules or importlib.util.find_spec(package):
+        return None
+    return package
+
+
 def available_layers(on_gpu: bool) -> list[str]:
     """Names of the layers that can run: their packages are installed."""
-    missing = {
-        name
-        for name, package in _NEEDS.items()
-        if not on_gpu or importlib.util.find_spec(package) is None
-    }
-    return [name for name in LAYERS if name not in missing]
+    candidates = LAYERS if on_gpu else LAYERS.keys() - _NEEDS.keys()
+    return [name for name in LAYERS if name in candidates and not missing_package(name)]
 
 
 def make_layers(

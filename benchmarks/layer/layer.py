@@ -7,6 +7,7 @@ Without torchrun it starts --ranks processes itself. measure.py has the protocol
 benchmarks the peers and how to read the table.
 """
 
+import math
 import os
 import socket
 import sys
@@ -18,9 +19,10 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from absl import app, flags
 
+from benchmarks import outputs
 from benchmarks.layer import report
 from benchmarks.layer.cases import FAMILIES, MODELS, Case, make_case
-from benchmarks.layer.catalogue import LAYERS, make_layers
+from benchmarks.layer.catalogue import LAYERS, available_layers, make_layers, missing_package
 from benchmarks.layer.check import check_layers, check_same_results
 from benchmarks.layer.measure import Clock, Product, measure_layers, measure_rates
 from benchmarks.layer.memory import measure_memory
@@ -34,16 +36,21 @@ _RANKS = flags.DEFINE_integer(
 _MODEL = flags.DEFINE_multi_enum("model", ["kimi", "glm", "qwen", "deepseek"], MODELS, "Models.")
 _FAMILY = flags.DEFINE_multi_enum("family", list(FAMILIES), FAMILIES, "Families of cases.")
 _LAYER = flags.DEFINE_multi_enum("layer", None, LAYERS, "Default: all that can run here.")
-_TOKENS = flags.DEFINE_integer("tokens", None, "Tokens per rank, instead of the family's.")
+_TOKENS = flags.DEFINE_integer(
+    "tokens", None, "Tokens per rank, instead of the family's.", lower_bound=1
+)
 _ITERATIONS = flags.DEFINE_integer("iterations", 30, "Timed iterations.", lower_bound=1)
 _WARM_UPS = flags.DEFINE_integer("warm_ups", 6, "Iterations before.", lower_bound=0)
-_SLEEP_MS = flags.DEFINE_float("sleep_ms", 0.3, "Of the device before each pass; see measure.py.")
+_SLEEP_MS = flags.DEFINE_float(
+    "sleep_ms", 0.3, "Of the device before each pass; see measure.py.", 0.0, 1e4
+)
+flags.register_validator(_SLEEP_MS, math.isfinite, "must be finite")
 _FORWARD_ONLY = flags.DEFINE_multi_enum(
     "forward_only", [], LAYERS, "Layers of which only the forward runs."
 )
 _CHECK = flags.DEFINE_bool("check", True, "Compare with float64 at a small size first.")
-_JSON = flags.DEFINE_string("json", None, "Where to write the results.")
-_PLOT = flags.DEFINE_string("plot", None, "Where to draw them.")
+_JSON = outputs.define_json()
+_PLOT = outputs.define_plot("them")
 
 
 def _environment(device: torch.device, product: Product) -> dict:
@@ -101,9 +108,10 @@ def _run() -> None:
                 results.append(_measure_case(case, device, product, progress))
                 report.print_result(results[-1], progress.console)
                 if leads and _JSON.value:  # after each case: a run that is cut short leaves some
-                    report.write_json(_JSON.value, _environment(device, product), results)
+                    path = outputs.output_path(_JSON.value)
+                    report.write_json(path, _environment(device, product), results)
     if leads and _PLOT.value:
-        report.write_plot(_PLOT.value, results)
+        report.write_plot(outputs.output_path(_PLOT.value), results)
 
 
 def _rank_main(rank: int, ranks: int, port: int, argv: list[str]) -> None:
@@ -142,9 +150,21 @@ def _require_a_gpu_each(ranks: int) -> None:
         raise app.UsageError(f"{ranks} ranks on this host, each needs a GPU: it has {gpus}")
 
 
+def _check_layers() -> None:
+    """Raises UsageError if the flags name layers that cannot run here, or do not run."""
+    chosen = _LAYER.value or available_layers(_DEVICE.value == "cuda")
+    for name in chosen:
+        if package := missing_package(name):
+            raise app.UsageError(f"--layer={name}: package {package} is not installed")
+    for name in _FORWARD_ONLY.value:
+        if name not in chosen:
+            raise app.UsageError(f"--forward_only={name}: expected one of {', '.join(chosen)}")
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    _check_layers()
     if (_BACKEND.value == "nccl") != (_DEVICE.value == "cuda"):
         raise app.UsageError("--backend=nccl goes with --device=cuda, gloo with cpu")
     by_torchrun = "RANK" in os.environ

@@ -95,8 +95,15 @@ def test_backend_and_device_go_together():
         ((), {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "no GPU; "),
         (("--backend=gloo", "--device=cpu"), {}, "--device=cpu needs --ranks"),
         (("--ranks=0",), {}, "--ranks=0"),
+        (("--device=cpu", "--layer=sonic_moe"), {}, "--layer=sonic_moe: package sonicmoe is not"),
+        (("--layer=mok", "--forward_only=all_to_all_cublas"), {}, "expected one of mok"),
+        (("--tokens=0",), {}, "--tokens=0"),
+        (("--sleep_ms=nan",), {}, "must be finite"),
     ],
-    ids=["alone", "by torchrun", "without ranks", "no ranks"],
+    ids=[
+        *("alone", "by torchrun", "without ranks", "no ranks"),
+        *("no package", "does not run", "no tokens", "no number"),
+    ],
 )
 def test_without_a_gpu(arguments, environment, error):
     result = start(*MODULE, *arguments, CUDA_VISIBLE_DEVICES="", **environment)

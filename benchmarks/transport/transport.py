@@ -18,12 +18,13 @@ import rich.table
 import torch
 from absl import app, flags
 
+from benchmarks import outputs
 from benchmarks.transport.library import Library
 from benchmarks.transport.transfers import Transfer, TwoGpus
 
 _LIBRARY = flags.DEFINE_string("library", None, "libtransport.so; default: beside this file.")
-_JSON = flags.DEFINE_string("json", None, "Where to write the results.")
-_PLOT = flags.DEFINE_string("plot", None, "Where to draw GB/s over SMs.")
+_JSON = outputs.define_json()
+_PLOT = outputs.define_plot("GB/s over SMs")
 
 _MAX_ROWS = 14336
 _SMS = (1, 2, 4, 8, 16, 32, 64, 132)
@@ -193,9 +194,10 @@ def main(argv: list[str]) -> None:
             "flag_round_trip_us": round_trip,
             "transfers": [result.record() for result in results],
         }
-        pathlib.Path(_JSON.value).write_text(json.dumps(document, indent=1) + "\n")
+        path = outputs.output_path(_JSON.value)
+        pathlib.Path(path).write_text(json.dumps(document, indent=1) + "\n")
     if _PLOT.value and swept:
-        write_plot(_PLOT.value, results)
+        write_plot(outputs.output_path(_PLOT.value), results)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ DATA = {"emulator_reference.bin": "mok_core/emulator/tests/emulator_reference.bi
 TREES = {
     "tests": ["mok_torch/*_test.py", "mok_torch/*/*_test.py", "mok_torch/*test_support.py"],
     "benchmarks": [
-        "benchmarks/__init__.py",
+        "benchmarks/*.py",
         *(f"benchmarks/{name}/*.py" for name in ("grouped_gemm", "layer", "transport")),
         "benchmarks/grouped_gemm/libgrouped_gemm.so",
         "benchmarks/transport/libtransport.so",
