@@ -50,7 +50,7 @@ _FORWARD_ONLY = flags.DEFINE_multi_enum(
 )
 _CHECK = flags.DEFINE_bool("check", True, "Compare with float64 at a small size first.")
 _JSON = outputs.define_json()
-_PLOT = outputs.define_plot("them")
+_PLOT = outputs.define_plot("the times over the floor")
 
 
 def _environment(device: torch.device, product: Product) -> dict:
